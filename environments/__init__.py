@@ -1,0 +1,145 @@
+"""Environments: every file here without an underscore, but for `base.py`, is one. Yours may live anywhere."""
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from environments.base import (
+    Environment,
+    Failure,
+    Message,
+    Player,
+    Policy,
+    Result,
+    Split,
+    Task,
+    TokenSequence,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+__all__ = [
+    "Environment",
+    "Failure",
+    "Message",
+    "Player",
+    "Policy",
+    "Result",
+    "Split",
+    "Task",
+    "TokenSequence",
+    "Trajectory",
+    "TrajectoryGroup",
+    "UnknownEnvironment",
+    "available",
+    "load",
+]
+
+
+class UnknownEnvironment(Exception):
+    """No environment by that name, or its options are wrong. The message says what was tried and what exists."""
+
+
+class CoroutineEnvironment(Environment):
+    """An existing agent, unchanged: `async def agent(task, policy)` that returns a Result or a number, and a file of tasks."""
+
+    agent: str
+    """`package.module:function`"""
+    file: Path
+    """JSONL: a task a line, `{"id": …, "split": "train" or "test", …}`; what Task does not know goes to its `data`."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        rows = [_read_row(self.file, number, line) for number, line in _lines(self.file)]
+        return [_task(row) for row in rows if row.get("split", "train") == split]
+
+    async def rollout(self, task: Task, policy: Policy) -> Result:
+        result = await _import(self.agent)(task, policy)
+        return result if isinstance(result, Result) else Result(reward=result)
+
+
+def available() -> list[str]:
+    """Names of the environments that come with the project."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base" and not m.name.startswith("_"))
+
+
+def load(name: str, **options: Any) -> Environment:
+    """The environment called `name`, with its options.
+
+    `name` is one of `available()`, `package.module:Class`, or `package.module:function` with the option `file`, a
+    JSONL file of tasks. Raises `UnknownEnvironment`.
+    """
+    try:
+        if ":" not in name:
+            return _shipped(name)(**options)
+        found = _import(name)
+        if inspect.isclass(found) and issubclass(found, Environment):
+            return found(**options)
+        if inspect.iscoroutinefunction(found):
+            return CoroutineEnvironment(agent=name, **options)
+    except ValidationError as error:
+        raise UnknownEnvironment(_explain(name, error)) from None
+    raise UnknownEnvironment(f"{name} is neither an Environment class nor an async function(task, policy)")
+
+
+def _shipped(name: str) -> type[Environment]:
+    if name not in available():
+        raise UnknownEnvironment(
+            f"there is no environment {name!r}: tried environments/{name}.py; there are {', '.join(available())}. "
+            f"For your own write package.module:Class or package.module:function"
+        )
+    module = importlib.import_module(f"environments.{name}")
+    classes = [
+        item
+        for item in vars(module).values()
+        if inspect.isclass(item) and issubclass(item, Environment) and item.__module__ == module.__name__
+    ]
+    if len(classes) != 1:
+        raise UnknownEnvironment(f"environments/{name}.py must define one Environment class, it defines {len(classes)}")
+    return classes[0]
+
+
+def _import(path: str) -> Any:
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UnknownEnvironment(f"{path}: no module {error.name!r} can be imported; is its package installed here?") from None
+    if not hasattr(module, attribute):
+        public = [key for key, item in vars(module).items() if inspect.getmodule(item) is module]
+        raise UnknownEnvironment(f"{path}: {module_name} has no {attribute!r}; it has {', '.join(public) or 'nothing'}")
+    return getattr(module, attribute)
+
+
+def _explain(name: str, error: ValidationError) -> str:
+    first = error.errors()[0]
+    option = ".".join(map(str, first["loc"]))
+    return f"environment {name!r}, option {option!r}: {first['msg']} (got {first['input']!r})"
+
+
+def _lines(file: Path) -> list[tuple[int, str]]:
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise UnknownEnvironment(f"can't read the tasks in {file}: {error.strerror}") from None
+    return [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+
+
+def _read_row(file: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UnknownEnvironment(f"{file}:{number} is not JSON: {error.msg}") from None
+    if not isinstance(row, dict) or "id" not in row:
+        raise UnknownEnvironment(f'{file}:{number} is not a task: it needs at least {{"id": …}}')
+    return row
+
+
+def _task(row: dict[str, Any]) -> Task:
+    data = {key: value for key, value in row.items() if key not in ("id", "seed", "split", "data")}
+    return Task(id=str(row["id"]), seed=int(row.get("seed", 0)), data=data | row.get("data", {}))

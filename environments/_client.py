@@ -1,0 +1,59 @@
+"""An OpenAI client that talks to a `Complete` function in this process, streaming included.
+
+The whole answer is there before its first event goes out: exact token ids and log-probabilities are checked first.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+
+from environments.base import Complete
+
+CHAT = "/chat/completions"
+
+
+class CompletionTransport(httpx.AsyncBaseTransport):
+    """Answers chat completions from `complete`; anything else is a 404 that says what there is."""
+
+    def __init__(self, complete: Complete) -> None:
+        self._complete = complete
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method != "POST" or not request.url.path.endswith(CHAT):
+            message = f"this endpoint records POST {CHAT} only, not {request.method} {request.url.path}"
+            return httpx.Response(404, json={"error": {"message": message, "type": "not_found"}})
+        body = json.loads(await request.aread())
+        response = await self._complete(body)
+        if not body.get("stream"):
+            return httpx.Response(200, json=response)
+        text = "".join(f"data: {event}\n\n" for event in stream_events(response, body))
+        return httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
+
+
+def stream_events(response: dict[str, Any], request: dict[str, Any]) -> Iterator[str]:
+    """The events of a streamed answer, as OpenAI's API has them: a delta and a finish a choice, usage where asked for, `[DONE]`."""
+    head = {key: response[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    for choice in response["choices"]:
+        yield json.dumps(head | {"choices": [_chunk(choice, _delta(choice["message"]), None)]})
+        yield json.dumps(head | {"choices": [_chunk(choice, {}, choice["finish_reason"])]})
+    if (request.get("stream_options") or {}).get("include_usage"):
+        yield json.dumps(head | {"choices": [], "usage": response["usage"]})
+    yield "[DONE]"
+
+
+def _chunk(choice: dict[str, Any], delta: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    return {"index": choice["index"], "delta": delta, "finish_reason": finish, "logprobs": None}
+
+
+def _delta(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [call | {"index": index} for index, call in enumerate(message.get("tool_calls") or [])]
+    return {key: value for key, value in message.items() if key != "tool_calls"} | ({"tool_calls": calls} if calls else {})
+
+
+def openai_client(complete: Complete, base_url: str, api_key: str) -> AsyncOpenAI:
+    """The client; it never retries by itself, since `complete` does."""
+    transport = httpx.AsyncClient(transport=CompletionTransport(complete))
+    return AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=transport, max_retries=0, timeout=None)

@@ -1,0 +1,199 @@
+"""The pipeline's nouns: a small frozen record each, whose data lie in files beside its manifest.
+
+An artifact holds facts about a result and nothing that differs between two ways of making it (no times, hosts or
+absolute paths), so that it can be part of the next step's inputs and of their fingerprint.
+"""
+
+import hashlib
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from steps.common import layout
+from steps.common.errors import CorruptArtifact
+from steps.common.storage import files_under, sha256_of
+
+
+class Record(BaseModel):
+    """An immutable record that refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class FileEntry(Record):
+    """One data file of an artifact."""
+
+    sha256: str
+    bytes: int
+
+
+class Manifest(Record):
+    """What `manifest.json` says; its presence means that the folder is finished."""
+
+    step: str
+    fingerprint: str
+    """Of the inputs: equal inputs, equal fingerprint."""
+    inputs: dict[str, Any]
+    artifact: dict[str, Any]
+    digest: str
+    """Of the data files' names and contents."""
+    files: dict[str, FileEntry]
+    versions: dict[str, str]
+    """Of Python and the packages that made it: recorded, never compared."""
+    started: datetime
+    seconds: float
+    measured: dict[str, float] = {}
+    """What differs each time it is made: speeds, memory."""
+
+
+class Artifact(Record):
+    """A step's result. `path` is relative to the run's folder."""
+
+    path: str
+    digest: str
+
+
+class BaseModelFiles(Artifact):
+    """A base model made by this run (`pretrain`): a folder that transformers and vLLM load."""
+
+    parameters: int
+    metrics: dict[str, float]
+
+
+class Checkpoint(Artifact):
+    """The policy at the start of `iteration`: a LoRA adapter in PEFT's format, with all that training needs to go on."""
+
+    iteration: int
+    base_model: str
+    """A hub id, an absolute folder, or a path relative to the run's folder."""
+    step: int
+    """Optimizer steps so far."""
+    updated: bool
+    """False where the iteration had nothing to learn from and the adapter is the previous one."""
+    metrics: dict[str, float]
+
+
+class Rollouts(Artifact):
+    """One shard of an iteration's trajectories."""
+
+    iteration: int
+    shard: int
+    groups: int
+    trajectories: int
+    failed: int
+    failures: dict[str, int]
+    """Failed rollouts by exception type."""
+    mean_reward: float | None
+    """Over the rollouts that did not fail."""
+    sequences: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Groups(Artifact):
+    """An iteration's trajectories, scored and filtered."""
+
+    iteration: int
+    groups: int
+    kept: int
+    dropped: dict[str, int]
+    """Dropped groups by reason."""
+    trajectories: int
+    failed: int
+    failures: dict[str, int]
+    mean_reward: float | None
+    """Over all scored trajectories, kept or not."""
+
+
+class Batch(Artifact):
+    """What one update learns from."""
+
+    iteration: int
+    sequences: int
+    tokens: int
+    """Tokens to process."""
+    trained_tokens: int
+    """Tokens that the policy sampled."""
+    dropped: dict[str, int]
+    """Dropped sequences by reason."""
+
+
+class Evaluation(Artifact):
+    """Held-out tasks played by one checkpoint."""
+
+    iteration: int
+    tasks: int
+    failed: int
+    failures: dict[str, int]
+    reward: float
+    """Mean over the tasks whose rollout did not fail."""
+    stderr: float
+    """Standard error of that mean."""
+    metrics: dict[str, float]
+    """Means of the environment's own metrics."""
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The folder's manifest, or None where it is not finished.
+
+    Raises `CorruptArtifact` where the file can't be understood.
+    """
+    file = folder / layout.MANIFEST
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        return None
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        raise CorruptArtifact(
+            f"{file} is not a manifest ({error.error_count()} errors, first: {error.errors()[0]['msg']}); "
+            f"restore it from a backup, or move {folder} away to make it again"
+        ) from None
+
+
+def describe_files(folder: Path) -> dict[str, FileEntry]:
+    """sha256 and size of every data file, by its name relative to `folder`."""
+    return {
+        path.relative_to(folder).as_posix(): FileEntry(sha256=sha256_of(path), bytes=path.stat().st_size)
+        for path in files_under(folder)
+        if path != folder / layout.MANIFEST
+    }
+
+
+def digest_of(files: dict[str, FileEntry]) -> str:
+    """One hash for all names and contents."""
+    return hashlib.sha256(
+        json.dumps({name: entry.sha256 for name, entry in files.items()}, sort_keys=True).encode()
+    ).hexdigest()
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """The quick check: each file is there with its size. Raises `CorruptArtifact`, naming the first that is not."""
+    for name, entry in manifest.files.items():
+        file = folder / name
+        size = file.stat().st_size if file.is_file() else None
+        if size != entry.bytes:
+            found = "is missing" if size is None else f"has {size} bytes"
+            raise CorruptArtifact(
+                f"{file} {found}, its manifest says {entry.bytes} bytes; "
+                f"restore it from a backup, or move {folder} away to make it again"
+            )
+
+
+def verify(folder: Path) -> Manifest:
+    """The full check: reads every file and compares its sha256. Raises `CorruptArtifact`."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise CorruptArtifact(f"{folder} has no {layout.MANIFEST}: it was never finished")
+    check_files(folder, manifest)
+    found = describe_files(folder)
+    if strangers := sorted(set(found) - set(manifest.files)):
+        raise CorruptArtifact(f"{folder} holds {strangers[0]}, which its manifest does not know")
+    for name, entry in manifest.files.items():
+        if found[name].sha256 != entry.sha256:
+            raise CorruptArtifact(f"{folder / name} differs from its manifest: the sha256 is another")
+    return manifest

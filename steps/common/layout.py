@@ -1,0 +1,51 @@
+"""Every path in a run's folder, relative to it.
+
+Artifacts and inputs hold these relative paths only, so that a run can be moved, mounted elsewhere, or restored.
+"""
+
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+RUN = "run.json"
+LOCK = ".lock"
+LOGS = "logs"
+MODEL = "model"
+SUPERSEDED = "superseded"
+PARTIAL = ".partial"
+"""Suffix of the hidden folder that a step fills before it is renamed into place."""
+
+
+def checkpoint(iteration: int) -> str:
+    """The policy that plays iteration `iteration`; 0 is the untrained adapter."""
+    return f"checkpoints/{iteration:04d}"
+
+
+def rollouts(iteration: int, shard: int) -> str:
+    """Trajectories of one shard: whole groups."""
+    return f"iterations/{iteration:04d}/rollouts/{shard:03d}"
+
+
+def groups(iteration: int) -> str:
+    """Scored groups, kept or dropped with the reason."""
+    return f"iterations/{iteration:04d}/groups"
+
+
+def batch(iteration: int) -> str:
+    """What the trainer reads."""
+    return f"iterations/{iteration:04d}/batch"
+
+
+def evaluation(iteration: int) -> str:
+    """Held-out tasks played by `checkpoint(iteration)`."""
+    return f"evaluations/{iteration:04d}"
+
+
+def log(step: str, path: str) -> str:
+    """The log of the step that makes `path`; attempts append."""
+    return f"{LOGS}/{step}/{path.replace('/', '-')}.log"
+
+
+def numbered(root: Path, folder: str) -> list[int]:
+    """Numbers of the folders in `root/folder`, ascending: what is there, finished or not."""
+    parent = root / folder
+    return sorted(int(p.name) for p in parent.iterdir() if p.name.isdigit()) if parent.is_dir() else []
