@@ -1,0 +1,53 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint types bench pins clean
+
+PYTHON := .venv/bin/python
+# Tests of steps/grpo import torch, so they run in its environment, and no other collects them.
+TORCH_TESTS := tests/test_grpo_*.py
+
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-10s %s\n", $$1, $$2}'
+
+setup: ## Make the environments .venv, .venvs/serve and .venvs/train, or bring them up to date
+	@tools/setup
+
+demo: setup ## Train a tiny model to play Tic-Tac-Toe
+	.venv/bin/nightschool train configs/demo.toml
+
+test: setup lint types ## Run everything that a CPU can, in both environments
+	@status=0; \
+	$(PYTHON) -m pytest -m "not train and not gpu and not docker" --ignore-glob='$(TORCH_TESTS)' || status=$$?; \
+	.venvs/train/bin/python -m pytest -m "train and not gpu" $(TORCH_TESTS) || status=$$?; \
+	exit $$status
+
+test-fast: setup ## Run the tests that take seconds
+	$(PYTHON) -m pytest -m "not slow and not train and not gpu and not docker and not serve" --ignore-glob='$(TORCH_TESTS)'
+
+lint: setup ## Check style and formatting
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+
+types: setup ## Check types
+	.venv/bin/mypy
+
+bench: setup ## Run the benchmarks; each prints a table
+	for benchmark in benchmarks/bench_*.py; do $(PYTHON) "$$benchmark"; done
+
+# What is pinned stays, unless pyproject.toml forbids it; for newer releases: make pins UPGRADE=--upgrade
+COMPILE = tools/uv pip compile --quiet pyproject.toml $(UPGRADE) --python-version 3.11 \
+	--python-platform x86_64-manylinux_2_28 --generate-hashes --no-emit-index-url --annotation-style line \
+	--custom-compile-command "make pins"
+COMPILE_CPU = UV_TORCH_BACKEND=cpu $(COMPILE) --override requirements/cpu-overrides.txt
+
+pins: ## Compile the pin files in requirements/ from pyproject.toml
+	$(COMPILE) --extra flow --extra dev --output-file requirements/flow.txt
+	$(COMPILE_CPU) --extra serve-cpu --output-file requirements/serve-cpu.txt
+	$(COMPILE) --extra serve --output-file requirements/serve-cuda.txt
+	$(COMPILE_CPU) --extra train --extra test --output-file requirements/train-cpu.txt
+	$(COMPILE) --extra train --extra test --output-file requirements/train-cuda.txt
+
+clean: ## Remove the environments and caches; runs stay
+	rm -rf .venv .venvs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
