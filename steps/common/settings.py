@@ -1,0 +1,43 @@
+"""Settings that more than one step needs."""
+
+from typing import Any, Literal
+
+from environments import Environment, UnknownEnvironment, load
+from steps.common.artifacts import Record
+from steps.common.errors import InvalidInputs
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class EnvironmentSettings(Record):
+    """The environment and its options."""
+
+    name: str
+    """A shipped environment, `package.module:Class`, or `package.module:function` with the option `file`."""
+    options: dict[str, Any] = {}
+    """The environment's own fields."""
+
+    def load(self) -> Environment:
+        """Makes the environment. Raises `InvalidInputs`."""
+        try:
+            return load(self.name, **self.options)
+        except UnknownEnvironment as error:
+            raise InvalidInputs(str(error)) from None
+
+
+class SamplingSettings(Record):
+    """How the policy samples, in rollouts and in evaluations. Nothing else may shape the distribution: no top-p, no top-k."""
+
+    temperature: float = 1.0
+    """Divides the logits, in the server and in the trainer's loss."""
+    max_tokens: int = 512
+    """Most tokens a call may sample."""
+
+
+class LoraSettings(Record):
+    """The adapter that is trained."""
+
+    rank: Literal[1, 8, 16, 32, 64, 128, 256] = 16
+    """The ranks that vLLM serves."""
+    alpha: int = 32
+    target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
