@@ -47,12 +47,12 @@ class UnknownEnvironment(Exception):
 
 
 class CoroutineEnvironment(Environment):
-    """An existing agent, unchanged: `async def agent(task, policy)` that returns a Result or a number, and a file of tasks."""
+    """An existing agent, unchanged: `async def agent(task, policy)` returning a Result or a number, and its tasks."""
 
     agent: str
     """`package.module:function`"""
     file: Path
-    """JSONL: a task a line, `{"id": …, "split": "train" or "test", …}`; what Task does not know goes to its `data`."""
+    """JSONL: a task a line, `{"id": …, "split": "train" | "test", …}`; what Task does not know goes to its `data`."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         rows = [_read_row(self.file, number, line) for number, line in _lines(self.file)]
@@ -109,7 +109,9 @@ def _import(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise UnknownEnvironment(f"{path}: no module {error.name!r} can be imported; is its package installed here?") from None
+        raise UnknownEnvironment(
+            f"{path}: no module {error.name!r} can be imported; is its package installed here?"
+        ) from None
     if not hasattr(module, attribute):
         public = [key for key, item in vars(module).items() if inspect.getmodule(item) is module]
         raise UnknownEnvironment(f"{path}: {module_name} has no {attribute!r}; it has {', '.join(public) or 'nothing'}")

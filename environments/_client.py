@@ -34,7 +34,7 @@ class CompletionTransport(httpx.AsyncBaseTransport):
 
 
 def stream_events(response: dict[str, Any], request: dict[str, Any]) -> Iterator[str]:
-    """The events of a streamed answer, as OpenAI's API has them: a delta and a finish a choice, usage where asked for, `[DONE]`."""
+    """A whole answer as OpenAI's stream: a delta and a finish for each choice, usage where asked for, `[DONE]`."""
     head = {key: response[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     for choice in response["choices"]:
         yield json.dumps(head | {"choices": [_chunk(choice, _delta(choice["message"]), None)]})
@@ -50,7 +50,8 @@ def _chunk(choice: dict[str, Any], delta: dict[str, Any], finish: str | None) ->
 
 def _delta(message: dict[str, Any]) -> dict[str, Any]:
     calls = [call | {"index": index} for index, call in enumerate(message.get("tool_calls") or [])]
-    return {key: value for key, value in message.items() if key != "tool_calls"} | ({"tool_calls": calls} if calls else {})
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return rest | {"tool_calls": calls} if calls else rest
 
 
 def openai_client(complete: Complete, base_url: str, api_key: str) -> AsyncOpenAI:

@@ -8,8 +8,9 @@ An environment is one file with one class:
         def tasks(self, split): ...                           # what there is to attempt
         async def rollout(self, task, policy): ...            # one attempt, from start to reward
 
-`rollout` may use `policy.chat(messages)`, the OpenAI client `policy.client`, or hand `policy.base_url`, `policy.api_key`
-and `policy.model` to any agent in any language. Whatever it asks the model is recorded with exact tokens.
+`rollout` may use `policy.chat(messages)`, the OpenAI client `policy.client`, or hand `policy.base_url`,
+`policy.api_key` and `policy.model` to any agent in any language. Whatever it asks the
+model is recorded with exact tokens.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -1,16 +1,16 @@
 """Tic-tac-toe against an opponent that plays at random.
 
-Asked: a cell name (`b2`), bare or as `<move>b2</move>`. One user message a turn shows the board, free cells by their names:
+Asked: a cell name (`b2`), bare or as `<move>b2</move>`. Each turn a user message shows the board, free cells by name:
 
     X b1 c1
     O b2 c2
     a3 b3 c3
 
-Rewarded, as in OpenPipe ART's example: win 1, draw 0.5, loss 0; an invalid move ends the game with -1 + ln(m+1)/ln(100),
-where m is the number of moves made before it. Turns: at most 5.
+Rewarded, as in OpenPipe ART's example: win 1, draw 0.5, loss 0; an invalid move ends the game with
+-1 + ln(m+1)/ln(100), where m is the number of moves made before it. Turns: at most 5.
 
-The opponent's answer to a board is a function of the task's seed and the board, so that the attempts of a group meet the same
-opponent and differ by the policy's choices alone.
+The opponent's answer to a board is a function of the task's seed and the board, so that the attempts of a group meet
+the same opponent and differ by the policy's choices alone.
 """
 
 import math
@@ -67,7 +67,11 @@ class TicTacToe(Environment):
 
     def players(self) -> Sequence[Player]:
         return (
-            Player("best", lambda messages, random: _best(_seen(messages), self._reads_side(messages)), (0.9, 1.0)),
+            Player(
+                "best",
+                lambda messages, random: _best(_seen(messages), self._reads_side(messages)),
+                (0.9, 1.0),
+            ),
             Player("random", lambda messages, random: random.choice(_free(_seen(messages))), (0.4, 0.8)),
             Player("worst", lambda messages, random: "d9", (-1.0, -1.0)),
         )

@@ -64,7 +64,7 @@ class BaseModelFiles(Artifact):
 
 
 class Checkpoint(Artifact):
-    """The policy at the start of `iteration`: a LoRA adapter in PEFT's format, with all that training needs to go on."""
+    """The policy at the start of `iteration`: a LoRA adapter in PEFT's format, and all that training needs to go on."""
 
     iteration: int
     base_model: str

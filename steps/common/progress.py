@@ -1,10 +1,10 @@
-"""Progress of long work as plain log lines, so that it shows in a terminal, in a log file and in Prefect's UI alike."""
+"""Progress of long work as plain log lines, which show in a terminal, in a log file and in Prefect's UI alike."""
 
 import time
 
 
 class Progress:
-    """Prints `12/64 rollouts · reward 0.61 · 310 tokens/s · 0:41 left` at most once every `every` seconds, and at the end."""
+    """Prints `12/64 rollouts · reward 0.61 · 0:41 left` at most once every `every` seconds, and at the end."""
 
     def __init__(self, total: int, unit: str, every: float = 5.0) -> None:
         self.total, self.unit, self.every = total, unit, every

@@ -2,6 +2,8 @@
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from environments import Environment, UnknownEnvironment, load
 from steps.common.artifacts import Record
 from steps.common.errors import InvalidInputs
@@ -14,7 +16,7 @@ class EnvironmentSettings(Record):
 
     name: str
     """A shipped environment, `package.module:Class`, or `package.module:function` with the option `file`."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """The environment's own fields."""
 
     def load(self) -> Environment:
@@ -26,7 +28,7 @@ class EnvironmentSettings(Record):
 
 
 class SamplingSettings(Record):
-    """How the policy samples, in rollouts and in evaluations. Nothing else may shape the distribution: no top-p, no top-k."""
+    """How the policy samples. Nothing else may shape the distribution: no top-p, no top-k."""
 
     temperature: float = 1.0
     """Divides the logits, in the server and in the trainer's loss."""
@@ -40,4 +42,5 @@ class LoraSettings(Record):
     rank: Literal[1, 8, 16, 32, 64, 128, 256] = 16
     """The ranks that vLLM serves."""
     alpha: int = 32
-    target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the wrapped modules, as both PEFT and vLLM know them."""

@@ -62,8 +62,8 @@ class Inputs(Record):
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
 
-I = TypeVar("I", bound=Inputs)
-A = TypeVar("A", bound=Artifact)
+InputsT = TypeVar("InputsT", bound=Inputs)
+ArtifactT = TypeVar("ArtifactT", bound=Artifact)
 
 
 @dataclass
@@ -78,15 +78,15 @@ class Workspace:
 
 
 @dataclass(frozen=True)
-class Step(Generic[I, A]):
+class Step(Generic[InputsT, ArtifactT]):
     """A named step. `work` returns the artifact's own fields; its files are what it left in `Workspace.out`."""
 
     name: str
-    inputs: type[I]
-    artifact: type[A]
-    work: Callable[[I, Workspace], dict[str, Any]]
+    inputs: type[InputsT]
+    artifact: type[ArtifactT]
+    work: Callable[[InputsT, Workspace], dict[str, Any]]
 
-    def finished(self, inputs: I, root: Path, path: str) -> A | None:
+    def finished(self, inputs: InputsT, root: Path, path: str) -> ArtifactT | None:
         """The artifact at `root/path`, or None where there is none yet.
 
         Raises `InvalidInputs` where it was made from other inputs, `CorruptArtifact` where it is damaged.
@@ -102,7 +102,7 @@ class Step(Generic[I, A]):
         check_files(root / path, manifest)
         return self._artifact(path, manifest)
 
-    def run(self, inputs: I, root: Path, path: str) -> A:
+    def run(self, inputs: InputsT, root: Path, path: str) -> ArtifactT:
         """Returns the artifact, making it where it is missing."""
         if done := self.finished(inputs, root, path):
             return done
@@ -114,7 +114,7 @@ class Step(Generic[I, A]):
         finally:
             shutil.rmtree(out, ignore_errors=True)
 
-    def _make(self, inputs: I, workspace: Workspace) -> A:
+    def _make(self, inputs: InputsT, workspace: Workspace) -> ArtifactT:
         started, clock = datetime.now(UTC), time.monotonic()
         fields = self.work(inputs, workspace)
         for file in files_under(workspace.out):
@@ -136,7 +136,7 @@ class Step(Generic[I, A]):
         write_atomically(workspace.out / layout.MANIFEST, manifest.model_dump_json(indent=1).encode())
         return self._publish(inputs, workspace, artifact)
 
-    def _publish(self, inputs: I, workspace: Workspace, artifact: A) -> A:
+    def _publish(self, inputs: InputsT, workspace: Workspace, artifact: ArtifactT) -> ArtifactT:
         target = workspace.root / workspace.path
         try:
             workspace.out.rename(target)
@@ -150,7 +150,7 @@ class Step(Generic[I, A]):
         sync(target.parent)
         return artifact
 
-    def _artifact(self, path: str, manifest: Manifest) -> A:
+    def _artifact(self, path: str, manifest: Manifest) -> ArtifactT:
         try:
             return self.artifact.model_validate({**manifest.artifact, "path": path, "digest": manifest.digest})
         except ValidationError as error:
@@ -158,14 +158,16 @@ class Step(Generic[I, A]):
 
     def main(self, arguments: list[str] | None = None) -> Never:
         """Runs as a command and exits with the contract's status."""
-        parser = argparse.ArgumentParser(prog=f"python -m steps.{self.name}", description=_first_line(self.work.__doc__))
+        parser = argparse.ArgumentParser(
+            prog=f"python -m steps.{self.name}", description=_first_line(self.work.__doc__)
+        )
         parser.add_argument("--root", type=Path, required=True, help="the run's folder")
         parser.add_argument("--path", required=True, help="the artifact's folder, relative to the run's")
         parser.add_argument("--inputs", type=Path, required=True, help="a JSON file")
         given = parser.parse_args(arguments)
         sys.exit(exit_status_of(lambda: self.run(self.read_inputs(given.inputs), given.root, given.path)))
 
-    def read_inputs(self, file: Path) -> I:
+    def read_inputs(self, file: Path) -> InputsT:
         """Reads inputs from JSON. Raises `InvalidInputs`."""
         try:
             return self.inputs.model_validate_json(file.read_text())
@@ -187,7 +189,10 @@ def exit_status_of(work: Callable[[], object]) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
             raise
-        print(f"error: can't write {error.filename or 'the output'}: {os.strerror(error.errno)}", file=sys.stderr)
+        print(
+            f"error: can't write {error.filename or 'the output'}: {os.strerror(error.errno)}",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -6,7 +6,6 @@ string column, so that files of different environments and versions can always b
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,9 @@ def _read_one(file: Path, schema: Schema) -> pl.DataFrame:
         return pl.read_parquet(file).select(pl.col(name).cast(kind) for name, kind in schema.items())
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).split("\n")[0]
-        raise CorruptArtifact(f"{file} can't be read as a table ({reason}); `nightschool verify` checks the whole run") from None
+        raise CorruptArtifact(
+            f"{file} can't be read as a table ({reason}); `nightschool verify` checks the whole run"
+        ) from None
 
 
 def frame_of_groups(groups: Iterable[TrajectoryGroup], iteration: int, shard: int) -> pl.DataFrame:
@@ -117,7 +118,7 @@ def _row(task: Task, trajectory: Trajectory) -> dict[str, Any]:
         "metrics": json.dumps(trajectory.metrics),
         "metadata": json.dumps(trajectory.metadata, default=str),
         "messages": json.dumps(trajectory.messages, default=str),
-        "sequences": [asdict(sequence) for sequence in trajectory.sequences],
+        "sequences": [_sequence(sequence) for sequence in trajectory.sequences],
         "failure_type": failure and failure.type,
         "failure_message": failure and failure.message,
         "failure_traceback": failure and failure.traceback,
@@ -126,6 +127,11 @@ def _row(task: Task, trajectory: Trajectory) -> dict[str, Any]:
         "completion_tokens": trajectory.completion_tokens,
         "seconds": trajectory.seconds,
     }
+
+
+def _sequence(sequence: TokenSequence) -> dict[str, Any]:
+    logprobs = [float(logprob) for logprob in sequence.logprobs]
+    return {"token_ids": sequence.token_ids, "mask": sequence.mask, "logprobs": logprobs}
 
 
 def _trajectory(row: dict[str, Any]) -> Trajectory:

@@ -1,0 +1,132 @@
+"""Rollouts → Groups: scores each group, and keeps it for training or drops it with a stated reason.
+
+A group teaches by comparison, so one whose attempts are all worth the same has nothing to say (`zero_variance`), and
+one with attempts missing compares the survivors only (`short_group`). Dropping zero-variance groups also takes their
+tokens out of the denominators of token-averaged losses: the same sum over fewer tokens, a somewhat larger step.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+import polars as pl
+
+from environments import Environment, TrajectoryGroup
+from steps.common import tables
+from steps.common.artifacts import Groups, Record, Rollouts
+from steps.common.errors import NightschoolError
+from steps.common.settings import EnvironmentSettings
+from steps.common.step import Inputs, Step, Workspace
+
+JUDGED = """
+    WITH spread AS (
+        SELECT task_id, count(*) AS attempts, count(reward) AS present,
+               avg(reward) AS group_mean, stddev_samp(reward) AS group_std,
+               max(reward) - min(reward) <= 1e-12 AS flat
+        FROM scored GROUP BY task_id
+    )
+    SELECT *, reason IS NULL AS kept FROM (
+        SELECT iteration, task_id, attempt, shard, reward, group_mean, group_std, position,
+               CASE WHEN failure_type IS NOT NULL THEN 'failed'
+                    WHEN reward IS NULL THEN 'unscored'
+                    WHEN present < coalesce($min_attempts, attempts) OR present < 2 THEN 'short_group'
+                    WHEN flat AND $drop_zero_variance THEN 'zero_variance' END AS reason
+        FROM scored JOIN spread USING (task_id)
+    ) ORDER BY position
+"""
+
+
+class GroupSettings(Record):
+    """Which groups are worth training on."""
+
+    min_attempts: int | None = None
+    """Scored attempts a group needs; without it all of them, since a group without its failures is a biased sample."""
+    drop_zero_variance: bool = True
+    """Drop groups whose attempts all have the same reward."""
+    score_timeout: float = 600.0
+    """Seconds that the environment's `score` may take for one group."""
+
+
+class GroupInputs(Inputs):
+    """An iteration's rollouts."""
+
+    iteration: int
+    rollouts: list[Rollouts]
+    environment: EnvironmentSettings
+    settings: GroupSettings = GroupSettings()
+
+
+def group(inputs: GroupInputs, workspace: Workspace) -> dict[str, Any]:
+    """Scores, joins and filters an iteration's rollouts."""
+    files = [workspace.root / shard.path / tables.TRAJECTORIES for shard in inputs.rollouts]
+    played = tables.read(files, tables.TRAJECTORY_COLUMNS)
+    scored = played.with_columns(reward=_rewards(played, inputs))
+    judged = _judge(scored, inputs.settings)
+    tables.write(judged.select(tables.GROUP_COLUMNS.keys()), workspace.out / tables.GROUPS)
+    return _facts(inputs, played, judged)
+
+
+def _judge(scored: pl.DataFrame, settings: GroupSettings) -> pl.DataFrame:
+    parameters = settings.model_dump(include={"min_attempts", "drop_zero_variance"})
+    with duckdb.connect() as connection:
+        connection.register("scored", scored.drop("sequences", "messages").with_row_index("position"))
+        judged: pl.DataFrame = connection.sql(JUDGED, params=parameters).pl()
+    return judged.select(pl.col(name).cast(kind) for name, kind in tables.GROUP_COLUMNS.items())
+
+
+def _rewards(played: pl.DataFrame, inputs: GroupInputs) -> pl.Series:
+    """The attempts' own rewards, or the environment's for the whole group where it has a `score`."""
+    environment = inputs.environment.load()
+    if type(environment).score is Environment.score:
+        return played["reward"]
+    rewards: dict[tuple[str, int], float | None] = {}
+    for played_group in tables.groups_of_frame(played):
+        scores = asyncio.run(_score(environment, played_group, inputs.settings.score_timeout))
+        for trajectory, score in zip(played_group.trajectories, scores, strict=True):
+            rewards[trajectory.task_id, trajectory.attempt] = None if trajectory.failure else score
+    keys = zip(played["task_id"], played["attempt"], strict=True)
+    return pl.Series([rewards[key] for key in keys], dtype=pl.Float64)
+
+
+async def _score(environment: Environment, played: TrajectoryGroup, timeout: float) -> Sequence[float | None]:
+    try:
+        scores = await asyncio.wait_for(environment.score(played), timeout)
+    except TimeoutError:
+        raise NightschoolError(f"scoring the group of task {played.task.id} took more than {timeout:g} s") from None
+    if len(scores) != len(played.trajectories) or not all(s is None or math.isfinite(s) for s in scores):
+        raise NightschoolError(
+            f"score() of the environment must give {len(played.trajectories)} finite rewards or Nones "
+            f"for task {played.task.id}, it gave {list(scores)}"
+        )
+    return scores
+
+
+def _facts(inputs: GroupInputs, played: pl.DataFrame, judged: pl.DataFrame) -> dict[str, Any]:
+    fates = judged.group_by("task_id", maintain_order=True).agg(
+        pl.col("kept").any(),
+        pl.col("reason").filter(pl.col("reason").is_in(["short_group", "zero_variance"])).first(),
+    )
+    lost = fates.filter(~pl.col("kept"))["reason"].fill_null("all_failed")
+    failures = played["failure_type"].drop_nulls()
+    return {
+        "iteration": inputs.iteration,
+        "groups": len(fates),
+        "kept": int(fates["kept"].sum()),
+        "dropped": _counts(lost),
+        "trajectories": len(played),
+        "failed": len(failures),
+        "failures": _counts(failures),
+        "mean_reward": judged["reward"].mean(),
+    }
+
+
+def _counts(values: pl.Series) -> dict[str, int]:
+    return dict(sorted(values.value_counts().iter_rows()))
+
+
+GROUP = Step("group", GroupInputs, Groups, group)
+
+if __name__ == "__main__":
+    GROUP.main()
