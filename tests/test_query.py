@@ -40,7 +40,7 @@ def test_unfinished_and_superseded_folders_are_not_seen(tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_the_sql_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputs, match="SQL: .*nowhere"):
+    with pytest.raises(InvalidInputs, match=r"SQL: .*nowhere"):
         select(tmp_path, "FROM nowhere")
 
 
