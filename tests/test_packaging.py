@@ -146,6 +146,14 @@ def test_pins_satisfy_pyproject(environment: str, extras: list[str]) -> None:
             assert requirement.specifier.contains(pins[name]), f"{name} is pinned at {pins[name]}: make pins"
 
 
+def test_every_library_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    declared = {canonicalize_name(Requirement(line).name) for line in lines}
+    imported = {name for path in MODULES for name in imports(path)} - sys.stdlib_module_names - MAY_IMPORT.keys()
+    assert {canonicalize_name(name) for name in imported} <= declared
+
+
 @pytest.mark.parametrize("package", ["tokenizers", "transformers"])
 def test_server_and_trainer_read_models_with_the_same_library(package: str) -> None:
     """Token ids and chat templates are theirs, and must agree."""
