@@ -1,0 +1,17 @@
+"""GRPO from stored records, with torch, TRL and PEFT.
+
+Importing this package imports all that its steps need, and nothing more happens: no thread is started, no device
+touched, so that a warm process may import it once and fork for every step. Steps import it inside their work.
+"""
+
+import os
+
+# Read by libraries when they are imported: TRL reports its use otherwise, and tokenizers warns of every fork.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from steps.grpo.start import start
+from steps.grpo.update import update
+from steps.grpo.warm_start import warm_start
+
+__all__ = ["start", "update", "warm_start"]

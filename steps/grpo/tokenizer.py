@@ -1,0 +1,70 @@
+"""A byte-level BPE tokenizer with a ChatML template, learnt from an environment's own messages.
+
+It is trained on the messages' words, not on rendered conversations: there `c3<|im_end|>` would be one word and block
+merges. Words keep the space before them and a line break stands alone: every word of a small world becomes one token.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from environments import Message
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+WORDS = r"\n| ?[^\s]+| "
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(
+    conversations: Sequence[Sequence[Message]], max_vocabulary: int, context: int
+) -> PreTrainedTokenizerFast:
+    """Merges until the words of `conversations` are whole or `max_vocabulary` is reached; deterministic."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=max_vocabulary,
+        special_tokens=[AddedToken(text, special=True) for text in (PAD, START, END)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(conversations), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        chat_template=CHATML,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _texts(conversations: Iterable[Sequence[Message]]) -> Iterable[str]:
+    for conversation in conversations:
+        for message in conversation:
+            yield str(message["role"])
+            yield str(message["content"])
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, conversation: Sequence[Message]) -> tuple[list[int], list[bool]]:
+    """Token ids as the template renders them, and which of them the assistant says, its end included."""
+    ids: list[int] = []
+    spoken: list[bool] = []
+    for message in conversation:
+        own = message["role"] == "assistant"
+        for text, said in ((f"{START}{message['role']}\n", False), (f"{message['content']}{END}", own), ("\n", False)):
+            tokens = tokenizer.encode(text, add_special_tokens=False)
+            ids += tokens
+            spoken += [said] * len(tokens)
+    return ids, spoken

@@ -1,0 +1,33 @@
+"""Step `initialize`: gives a base model its first adapter, which changes nothing yet. Makes checkpoint 0."""
+
+from typing import Any
+
+from steps.common.artifacts import Checkpoint
+from steps.common.settings import Dtype, LoraSettings
+from steps.common.step import Inputs, Step, Workspace
+
+
+class InitializeInputs(Inputs):
+    """What checkpoint 0 is made of."""
+
+    base_model: str
+    """A hub id, an absolute folder, or a folder relative to the run's (`model`)."""
+    base_digest: str | None = None
+    """Digest of the run's own base model, where it made one."""
+    dtype: Dtype = "float32"
+    """Of the base model's weights."""
+    lora: LoraSettings = LoraSettings()
+    seed: int = 0
+
+
+def initialize(inputs: InitializeInputs, workspace: Workspace) -> dict[str, Any]:
+    """Makes a run's first checkpoint: an untrained LoRA adapter for the base model."""
+    from steps.grpo import start
+
+    return start(inputs, workspace)
+
+
+INITIALIZE = Step("initialize", InitializeInputs, Checkpoint, initialize)
+
+if __name__ == "__main__":
+    INITIALIZE.main()
