@@ -202,6 +202,13 @@ def test_env_example_lists_the_variables_that_are_read() -> None:
     assert len(documented) == len(set(documented))
 
 
+def test_tests_of_the_train_environment_are_where_it_looks_for_them() -> None:
+    """`make test` gives tests/test_grpo_*.py to that environment and all other files to this one."""
+    files = list((ROOT / "tests").glob("test_*.py"))
+    marked = {path.name for path in files if re.search(r"pytest\.mark\.train\b", path.read_text())}
+    assert marked == {path.name for path in files if path.name.startswith("test_grpo_")}
+
+
 def test_no_file_names_a_registry_or_a_folder_of_somebodys_machine() -> None:
     """Whoever builds this has their own mirror and their own home."""
     hosts = r"pypi[.]org|pythonhosted[.]org|npmjs[.]org|deb[.]debian[.]org|download[.]pytorch[.]org"
