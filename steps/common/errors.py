@@ -8,6 +8,7 @@ Everything else is a bug or the machine's fault; it keeps its traceback and may 
     │   ├── CorruptArtifact  a finished folder is not what its manifest says
     │   └── TooManyFailures  more rollouts failed than the run allows
     ├── ServerFault          the model's server is gone or broken: try again once it is back
+    ├── WrongWeights         the server is well but does not answer as the checkpoint does
     └── StepFailed           a step's process ended without its artifact
 """
 
@@ -37,6 +38,10 @@ class TooManyFailures(InvalidInputs):
 
 class ServerFault(NightschoolError):
     """The model's server did not answer as it should, after all retries."""
+
+
+class WrongWeights(NightschoolError):
+    """The server's answers are not the checkpoint's. Nothing may be played against it, so nothing retries by itself."""
 
 
 class StepFailed(NightschoolError):

@@ -1,0 +1,92 @@
+"""The command that starts vLLM: its arguments and environment, for a CPU and for CUDA.
+
+What matters most here is that the log-probabilities the server reports are the ones its sampler used: of the logits
+divided by the temperature, with no setting taken from the model's own generation config.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from steps.common.errors import InvalidInputs
+from steps.serving.settings import ServeInputs
+
+Platform = Literal["cpu", "cuda"]
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program to start. The environment holds the API key, the arguments don't: anyone can list those."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+
+
+def installed_platform() -> Platform:
+    """What the vLLM installed here runs on, by the version of its build, as vLLM itself decides it.
+
+    Raises `InvalidInputs` where there is no vLLM.
+    """
+    try:
+        return "cpu" if "cpu" in metadata.version("vllm") else "cuda"
+    except metadata.PackageNotFoundError:
+        raise InvalidInputs(f"vLLM is not installed beside {sys.executable}: run `make setup`") from None
+
+
+def vllm_command(
+    inputs: ServeInputs,
+    model: str,
+    name: str,
+    port: int,
+    api_key: str,
+    platform: Platform,
+    environment: Mapping[str, str] = os.environ,
+) -> Command:
+    """Serves `model` (from `find_model`) as `name` on this machine's `port`."""
+    settings, lora = inputs.settings, inputs.lora
+    tools = ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
+    arguments: list[object] = [
+        *(sys.executable, "-m", "steps.serving.launch", "serve", model),
+        *("--host", HOST, "--port", port, "--served-model-name", name),
+        *("--dtype", inputs.dtype, "--max-model-len", settings.max_model_len),
+        *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
+        *("--enable-lora", "--max-lora-rank", lora.rank, "--lora-target-modules", *lora.target_modules),
+        # Two in a batch: while the last rollouts of one version run, the first of the next may start.
+        *("--max-loras", 2, "--max-cpu-loras", settings.max_cpu_loras),
+        *(tools if settings.tool_call_parser else ()),
+        *_memory(inputs, platform),
+        "--disable-uvicorn-access-log",
+        *settings.extra_args,
+    ]
+    return Command(
+        [str(argument) for argument in arguments],
+        {**environment, **_environment(model, platform, environment), "VLLM_API_KEY": api_key},
+    )
+
+
+def _memory(inputs: ServeInputs, platform: Platform) -> tuple[object, ...]:
+    if platform == "cuda":
+        return ("--gpu-memory-utilization", inputs.settings.gpu_memory_utilization)
+    # Compiling the model takes a minute on a CPU and gains little; small blocks waste less of a small cache.
+    return ("--kv-cache-memory-bytes", f"{inputs.settings.cpu_cache_mib}M", "--block-size", 32, "--enforce-eager")
+
+
+def _environment(model: str, platform: Platform, given: Mapping[str, str]) -> dict[str, str]:
+    ours = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if Path(model).is_dir():
+        ours |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if platform == "cpu":
+        ours |= {
+            # The engine does the model's work itself: one process less to start, to feed and to poll.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # The first request with logprobs would compile a kernel: half a minute, and fatal without a compiler.
+            "TORCHDYNAMO_DISABLE": "1",
+            # Two OpenMP threads on two busy cores spin against each other: calls took ten times longer.
+            "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 2))),
+        }
+    return ours
