@@ -7,45 +7,48 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 from openai import AsyncOpenAI
 
-from environments.base import Complete
+from environments.base import Complete, RequestRefused
 
 CHAT = "/chat/completions"
 
 
-class CompletionTransport(httpx.AsyncBaseTransport):
+class CompletionTransport(httpx2.AsyncBaseTransport):
     """Answers chat completions from `complete`; anything else is a 404 that says what there is."""
 
     def __init__(self, complete: Complete) -> None:
         self._complete = complete
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.method != "POST" or not request.url.path.endswith(CHAT):
             message = f"this endpoint records POST {CHAT} only, not {request.method} {request.url.path}"
-            return httpx.Response(404, json={"error": {"message": message, "type": "not_found"}})
+            return httpx2.Response(404, json={"error": {"message": message, "type": "not_found"}})
         body = json.loads(await request.aread())
-        response = await self._complete(body)
+        try:
+            response = await self._complete(body)
+        except RequestRefused as refusal:
+            return httpx2.Response(refusal.status, json=refusal.body)
         if not body.get("stream"):
-            return httpx.Response(200, json=response)
+            return httpx2.Response(200, json=response)
         text = "".join(f"data: {event}\n\n" for event in stream_events(response, body))
-        return httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
+        return httpx2.Response(200, text=text, headers={"content-type": "text/event-stream"})
 
 
 def stream_events(response: dict[str, Any], request: dict[str, Any]) -> Iterator[str]:
     """A whole answer as OpenAI's stream: a delta and a finish for each choice, usage where asked for, `[DONE]`."""
     head = {key: response[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     for choice in response["choices"]:
-        yield json.dumps(head | {"choices": [_chunk(choice, _delta(choice["message"]), None)]})
-        yield json.dumps(head | {"choices": [_chunk(choice, {}, choice["finish_reason"])]})
+        yield json.dumps(head | {"choices": [_chunk(choice, _delta(choice["message"]), choice.get("logprobs"), None)]})
+        yield json.dumps(head | {"choices": [_chunk(choice, {}, None, choice["finish_reason"])]})
     if (request.get("stream_options") or {}).get("include_usage"):
         yield json.dumps(head | {"choices": [], "usage": response["usage"]})
     yield "[DONE]"
 
 
-def _chunk(choice: dict[str, Any], delta: dict[str, Any], finish: str | None) -> dict[str, Any]:
-    return {"index": choice["index"], "delta": delta, "finish_reason": finish, "logprobs": None}
+def _chunk(choice: dict[str, Any], delta: dict[str, Any], logprobs: Any, finish: str | None) -> dict[str, Any]:
+    return {"index": choice["index"], "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
 def _delta(message: dict[str, Any]) -> dict[str, Any]:
@@ -56,5 +59,6 @@ def _delta(message: dict[str, Any]) -> dict[str, Any]:
 
 def openai_client(complete: Complete, base_url: str, api_key: str) -> AsyncOpenAI:
     """The client; it never retries by itself, since `complete` does."""
-    transport = httpx.AsyncClient(transport=CompletionTransport(complete))
+    # Proxies of the machine are not for us, and looking for them costs tens of milliseconds a client.
+    transport = httpx2.AsyncClient(transport=CompletionTransport(complete), trust_env=False)
     return AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=transport, max_retries=0, timeout=None)

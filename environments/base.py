@@ -31,6 +31,16 @@ Complete = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """One chat completion: the request's JSON in, the response's JSON out."""
 
 
+class RequestRefused(Exception):
+    """The model's server refused a request: too long a prompt, a malformed tool, …"""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{message} (HTTP {status})")
+        self.status = status
+        self.body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": status}}
+        """As OpenAI's API reports errors."""
+
+
 class Task(BaseModel):
     """One thing to attempt. All attempts of a group get the same task, `seed` included."""
 
@@ -131,6 +141,11 @@ class Policy:
         from environments._client import openai_client
 
         return openai_client(self._complete, self.base_url, self.api_key)
+
+    async def close(self) -> None:
+        """Closes the client, where one was made."""
+        if "client" in self.__dict__:
+            await self.client.close()
 
 
 Act = Callable[[Sequence[Message], Random], str]

@@ -85,6 +85,8 @@ class Step(Generic[InputsT, ArtifactT]):
     inputs: type[InputsT]
     artifact: type[ArtifactT]
     work: Callable[[InputsT, Workspace], dict[str, Any]]
+    tidy: Callable[[Path], object] = lambda folder: None
+    """Removes what `work` kept beside the artifact's folder to survive a kill, once that folder is in place."""
 
     def finished(self, inputs: InputsT, root: Path, path: str) -> ArtifactT | None:
         """The artifact at `root/path`, or None where there is none yet.
@@ -104,15 +106,18 @@ class Step(Generic[InputsT, ArtifactT]):
 
     def run(self, inputs: InputsT, root: Path, path: str) -> ArtifactT:
         """Returns the artifact, making it where it is missing."""
-        if done := self.finished(inputs, root, path):
-            return done
         target = root / path
+        if done := self.finished(inputs, root, path):
+            self.tidy(target)
+            return done
         out = target.with_name(f".{target.name}.{uuid4().hex[:8]}{layout.PARTIAL}")
         out.mkdir(parents=True)
         try:
-            return self._make(inputs, Workspace(root, path, out))
+            artifact = self._make(inputs, Workspace(root, path, out))
         finally:
             shutil.rmtree(out, ignore_errors=True)
+        self.tidy(target)
+        return artifact
 
     def _make(self, inputs: InputsT, workspace: Workspace) -> ArtifactT:
         started, clock = datetime.now(UTC), time.monotonic()
