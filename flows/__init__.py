@@ -1,0 +1,1 @@
+"""What happens, in which order, where, with which retries. The only package that imports Prefect."""

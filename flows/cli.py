@@ -1,0 +1,122 @@
+"""`nightschool …`: a thin face over flows and steps.
+
+Commands import what they need when they run, so that looking at a run takes no time.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or its folder.")]
+
+
+@app.callback()
+def nightschool() -> None:
+    """Trains multi-step LLM agents with GRPO."""
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's settings, TOML.")],
+    set: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting on top, like train.learning_rate=1e-3.")
+    ] = None,
+) -> None:
+    """Train a run; the same command continues it."""
+    from flows.command import train_with_server
+
+    train_with_server(config, set or [])
+
+
+@app.command()
+def status(
+    run: RunName, json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False
+) -> None:
+    """Show where a run stands."""
+    from steps.common.runs import find_run
+    from steps.common.status import status_of
+
+    standing = status_of(find_run(run))
+    if json:
+        typer.echo(standing.model_dump_json(indent=1))
+    else:
+        from flows.show import print_status
+
+        print_status(standing)
+
+
+@app.command()
+def show(
+    run: RunName,
+    trajectory: Annotated[
+        str | None, typer.Option(metavar="ID", help="One of the list's: 0003/task/attempt, or test-0003/task/0.")
+    ] = None,
+) -> None:
+    """List the newest trajectories, or read one: the transcript with tokens and rewards."""
+    from flows.show import print_trajectories, print_trajectory
+    from steps.common.runs import find_run
+
+    if trajectory:
+        print_trajectory(find_run(run), trajectory)
+    else:
+        print_trajectories(find_run(run))
+
+
+@app.command()
+def sql(run: RunName, query: Annotated[str, typer.Argument(metavar="SQL")]) -> None:
+    """Query a run: the tables trajectories, groups, batch, evaluations, checkpoints."""
+    from flows.show import print_table
+    from steps.common.query import select
+    from steps.common.runs import find_run
+
+    print_table(select(find_run(run), query))
+
+
+@app.command()
+def verify(run: RunName) -> None:
+    """Read every file of a run and compare it with its manifest."""
+    from steps.common.runs import find_run
+    from steps.common.status import damages
+
+    found = list(damages(find_run(run)))
+    wrong = [damage for _, damage in found if damage]
+    for damage in wrong:
+        typer.echo(damage, err=True)
+    typer.echo(f"{len(found) - len(wrong)} of {len(found)} artifacts are whole")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def rewind(
+    run: RunName,
+    iteration: Annotated[int, typer.Option(help="The iteration to go back to.")],
+    step: Annotated[
+        Literal["pretrain", "initialize", "rollout", "group", "collate", "train", "evaluate"],
+        typer.Option(help="The first step to do again."),
+    ],
+) -> None:
+    """Set aside what a step made and all that follows from it, so that it is made anew."""
+    from steps.common.rewind import rewind as set_aside
+    from steps.common.runs import find_run
+
+    paths = set_aside(find_run(run), iteration, step)
+    typer.echo(f"set aside {len(paths)} folders under superseded/: {', '.join(paths)}")
+
+
+@app.command()
+def down() -> None:
+    """Stop the Prefect server that `train` started."""
+    from flows.server import home, stop_server
+
+    typer.echo("stopped" if stop_server(home()) else "there was none")
+
+
+def main() -> None:
+    """The command: errors that one line explains are that line, on stderr."""
+    from steps.common.step import exit_status_of
+
+    sys.exit(exit_status_of(app))

@@ -1,0 +1,61 @@
+"""`nightschool train`: the flow with everything around it: Prefect's server, logging, the closing table."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.server import ServerRecord, ensure_server, home, wait_until_ready
+from steps.common.errors import NightschoolError
+from steps.common.runs import runs_folder
+
+
+def train_with_server(file: Path, overrides: Sequence[str]) -> None:
+    """Trains the run that `file` describes and prints what came of it.
+
+    Our Prefect server, where no other is configured, starts while the libraries load: both take seconds.
+    """
+    server = None if os.environ.get("PREFECT_API_URL") else ensure_server(home())
+    os.environ.update(client_settings(server))
+
+    from flows.config import RunConfig
+    from flows.plan import Plan
+
+    config = RunConfig.from_toml(file, overrides)
+    Plan(config)  # says what is wrong before anything is waited for
+
+    from flows.train import train
+
+    quieten()
+    if server:
+        wait_until_ready(home(), server)
+    train(config)
+
+    from flows.show import print_status
+    from steps.common.status import status_of
+
+    root = runs_folder() / config.name
+    print_status(status_of(root))
+    print(f"run   {root}")
+    print(f"UI    {server.ui if server else os.environ['PREFECT_API_URL'].removesuffix('/api')}")
+
+
+def client_settings(server: ServerRecord | None) -> dict[str, str]:
+    """Environment variables for Prefect in this process; they must be set before it is imported."""
+    ours = {"PREFECT_API_URL": server.api, "PREFECT_HOME": str(home())} if server else {}
+    return {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"} | ours
+
+
+def quieten() -> None:
+    """Keeps off the terminal what the command's last line says: why it failed. Prefect's UI has the tracebacks."""
+    from prefect.logging.configuration import setup_logging
+
+    setup_logging()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(says_something_new)
+
+
+def says_something_new(record: logging.LogRecord) -> bool:
+    """False for a traceback of an error that explains itself, and for the states that follow from it."""
+    explained = record.exc_info and isinstance(record.exc_info[1], NightschoolError)
+    return not explained and not record.getMessage().startswith("Finished in state Failed")

@@ -1,0 +1,141 @@
+"""From a run's settings to the inputs of each step: pure, and the only place that decides who plays what.
+
+A step gets its own inputs and no more, so that a setting which does not concern it leaves what it made valid.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from environments import Environment, Split, Task
+from flows.config import RunConfig
+from steps.collate import CollateInputs
+from steps.common import layout
+from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Groups, Rollouts
+from steps.common.errors import InvalidInputs
+from steps.evaluate import EvaluateInputs
+from steps.group import GroupInputs
+from steps.initialize import InitializeInputs
+from steps.pretrain import PretrainInputs
+from steps.rollout import RolloutInputs
+from steps.serving.settings import find_model
+from steps.train import TrainInputs
+
+
+class Plan:
+    """What a run's steps are asked for."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Raises `InvalidInputs`: no such environment or model, or an environment too small for the settings."""
+        self.config = config
+        self._base = None if config.model.base is None else find_model(Path(), config.model.base)
+        environment = config.environment.load()
+        self._train = at_least(config.rollout.groups, "rollout.groups", environment, "train")
+        self._test = at_least(config.evaluate.tasks, "evaluate.tasks", environment, "test")
+
+    def pretrain(self) -> PretrainInputs:
+        """Only where the run makes its own base model."""
+        settings = self.config.model.pretrain
+        assert settings is not None
+        return PretrainInputs(environment=self.config.environment, settings=settings, seed=self.config.seed)
+
+    def initialize(self, made: BaseModelFiles | None) -> InitializeInputs:
+        """For the base model that the run made, or else the one that the settings name."""
+        config, base = self.config, made.path if made else self._base
+        assert base is not None
+        return InitializeInputs(
+            base_model=base,
+            base_digest=made.digest if made else None,
+            dtype=config.model.dtype,
+            lora=config.lora,
+            seed=config.seed,
+        )
+
+    def shards(self, checkpoint: Checkpoint) -> list[RolloutInputs]:
+        """The iteration's tasks, dealt into shards of whole groups."""
+        rollout, size = self.config.rollout, self.config.rollout.groups_per_shard
+        tasks = tasks_of(checkpoint.iteration, self._train, rollout.groups, self.config.seed)
+        return [
+            RolloutInputs(
+                checkpoint=checkpoint,
+                iteration=checkpoint.iteration,
+                shard=shard,
+                tasks=tasks[first : first + size],
+                group_size=rollout.group_size,
+                environment=self.config.environment,
+                sampling=self.config.sampling,
+                seed=self.config.seed,
+                max_failed_fraction=rollout.max_failed_fraction,
+                limits=rollout.limits,
+            )
+            for shard, first in enumerate(range(0, len(tasks), size))
+        ]
+
+    def group(self, rollouts: Sequence[Rollouts]) -> GroupInputs:
+        """All of an iteration's shards."""
+        return GroupInputs(
+            iteration=rollouts[0].iteration,
+            rollouts=list(rollouts),
+            environment=self.config.environment,
+            settings=self.config.group,
+        )
+
+    def collate(self, groups: Groups, rollouts: Sequence[Rollouts]) -> CollateInputs:
+        """An iteration's groups, with the rollouts that hold their tokens."""
+        return CollateInputs(
+            iteration=groups.iteration, groups=groups, rollouts=list(rollouts), settings=self.config.collate
+        )
+
+    def train(self, checkpoint: Checkpoint, batch: Batch) -> TrainInputs:
+        """The policy that played, and what it is to learn from."""
+        return TrainInputs(
+            checkpoint=checkpoint,
+            batch=batch,
+            settings=self.config.train,
+            temperature=self.config.sampling.temperature,
+            dtype=self.config.model.dtype,
+            seed=self.config.seed,
+        )
+
+    def evaluation_is_due(self, iteration: int) -> bool:
+        """Of the checkpoint that starts `iteration`."""
+        return iteration % self.config.evaluate.every == 0 or iteration == self.config.iterations
+
+    def played_by(self, iteration: int) -> list[str]:
+        """Paths of all that the checkpoint which starts `iteration` has to play."""
+        shards = -(-self.config.rollout.groups // self.config.rollout.groups_per_shard)
+        last, due = iteration == self.config.iterations, self.evaluation_is_due(iteration)
+        return [layout.evaluation(iteration)] * due + [
+            layout.rollouts(iteration, shard) for shard in range(0 if last else shards)
+        ]
+
+    def evaluate(self, checkpoint: Checkpoint) -> EvaluateInputs:
+        """The held-out tasks: the same for every checkpoint, with the same seeds."""
+        return EvaluateInputs(
+            checkpoint=checkpoint,
+            tasks=self._test,
+            environment=self.config.environment,
+            sampling=self.config.sampling,
+            seed=self.config.seed,
+            max_failed_fraction=self.config.evaluate.max_failed_fraction,
+            limits=self.config.rollout.limits,
+        )
+
+
+def at_least(wanted: int, key: str, environment: Environment, split: Split) -> list[Task]:
+    """A split's tasks; of the test split the first `wanted`. Raises `InvalidInputs` where there are fewer."""
+    tasks = list(environment.tasks(split))
+    if len(tasks) < wanted:
+        raise InvalidInputs(f"{key} = {wanted}, but the {split} split of the environment has {len(tasks)} tasks")
+    return tasks[:wanted] if split == "test" else tasks
+
+
+def tasks_of(iteration: int, tasks: Sequence[Task], groups: int, seed: int) -> list[Task]:
+    """The tasks of an iteration: no task twice, and none again before all had their turn.
+
+    Each epoch is a permutation of its own, cut into iterations; what is too little for another iteration waits for the
+    next epoch.
+    """
+    epoch, turn = divmod(iteration, len(tasks) // groups)
+    order = Random(f"tasks|{seed}|{epoch}").sample(range(len(tasks)), len(tasks))
+    return [tasks[i] for i in order[turn * groups : (turn + 1) * groups]]

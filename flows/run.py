@@ -1,0 +1,58 @@
+"""An open run: its folder, held by this process alone; the runtime that its steps run in; the model server.
+
+with Run.open(plan, folder) as run:
+    run.make(GROUP, inputs, layout.groups(0), say)
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from flows.plan import Plan
+from flows.runtimes import make_runtime
+from flows.runtimes.base import Runtime, Say
+from flows.serving import ModelServer, environment_of
+from steps.agent.shard import sweep_groups
+from steps.common.artifacts import Checkpoint, read_manifest
+from steps.common.runs import RunRecord, locked, write_record
+from steps.common.step import ArtifactT, InputsT, Step, package_versions, sweep_partials
+
+
+class Run:
+    """What the tasks of a flow share. Made by `open`."""
+
+    def __init__(self, root: Path, plan: Plan, runtime: Runtime) -> None:
+        self.root, self.plan = root, plan
+        self._runtime = runtime
+        self._server = ModelServer(runtime, plan.config)
+
+    @classmethod
+    @contextmanager
+    def open(cls, plan: Plan, root: Path, say: Say) -> Iterator[Self]:
+        """Takes the run's lock, clears what killed steps left half-done, and writes `run.json`.
+
+        Raises `RunInUse`. In the end whatever was started is ended.
+        """
+        with locked(root):
+            for left in (*sweep_partials(root), *sweep_groups(root)):
+                say(f"removed {left.relative_to(root)}, which a step was killed in")
+            write_record(root, RunRecord(config=plan.config.model_dump(mode="json"), versions=package_versions()))
+            with make_runtime(plan.config.runtime, root) as runtime:
+                run = cls(root, plan, runtime)
+                try:
+                    yield run
+                finally:
+                    run._server.stop()
+
+    def make(
+        self, step: Step[InputsT, ArtifactT], inputs: InputsT, path: str, say: Say, policy: Checkpoint | None = None
+    ) -> ArtifactT:
+        """The artifact at `path`, made now; with the model server up for `policy` where one is needed."""
+        env = self.serve(policy, say) if policy else {}
+        timeout = getattr(self.plan.config.timeouts, step.name)
+        return self._runtime.run(step, inputs, path, env=env, timeout=timeout, say=say)
+
+    def serve(self, checkpoint: Checkpoint, say: Say) -> dict[str, str]:
+        """Has the model server up for `checkpoint`; returns the environment variables that say where."""
+        return environment_of(self._server.ensure(checkpoint, say))

@@ -1,0 +1,18 @@
+"""Where steps run. A runtime is a module with settings and a Runtime; adding one is that file and two lines."""
+
+from pathlib import Path
+
+from flows.runtimes.base import Runtime
+from flows.runtimes.inline import InlineRuntime, InlineSettings
+from flows.runtimes.process import ProcessRuntime, ProcessSettings
+
+RuntimeSettings = InlineSettings | ProcessSettings
+
+
+def make_runtime(settings: RuntimeSettings, root: Path) -> Runtime:
+    """The runtime that `settings` describe, for the run at `root`."""
+    match settings:
+        case InlineSettings():
+            return InlineRuntime(root, settings)
+        case ProcessSettings():
+            return ProcessRuntime(root, settings)

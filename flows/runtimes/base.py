@@ -1,0 +1,112 @@
+"""The contract of a runtime: where a step runs, and where a model is served.
+
+A runtime runs `python -m steps.<name>` somewhere that sees the run's folder, and returns the artifact it left there.
+A step's own lines go to its log file and to `say`, as they come. What a runtime promises of failures:
+
+    exit status 202        InvalidInputs with the step's own line: trying again won't help
+    any other, or killed   StepFailed with the step's last line, the log's place, and a guess where one is good
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from steps.common import layout
+from steps.common.errors import DO_NOT_RETRY, InvalidInputs, NightschoolError, StepFailed
+from steps.common.step import ArtifactT, InputsT, Step
+from steps.serving.settings import ServeInputs
+
+ERROR = "error: "
+"""How a step's own line starts, where it knows what was wrong."""
+Say = Callable[[str], None]
+"""Where a step's lines go: one call a line."""
+
+
+class Service(Protocol):
+    """A model server that was started, and is stopped by whoever started it."""
+
+    endpoint: Path
+    """The file that says where it listens and with which key; only its owner may read it."""
+
+    def alive(self) -> bool: ...
+
+    def stop(self) -> None:
+        """Ends it, and waits for that; returns at once where it has ended already."""
+
+
+class Runtime(ABC):
+    """Where steps run, for one run. Used as a context manager: leaving it ends whatever it started."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @abstractmethod
+    def run(
+        self,
+        step: Step[InputsT, ArtifactT],
+        inputs: InputsT,
+        path: str,
+        *,
+        env: Mapping[str, str],
+        timeout: float,
+        say: Say,
+    ) -> ArtifactT:
+        """Makes the artifact at `path`, with `env` added to the step's environment, within `timeout` seconds.
+
+        Raises `InvalidInputs` and `StepFailed`.
+        """
+
+    @abstractmethod
+    def serve(self, inputs: ServeInputs, say: Say) -> Service:
+        """Starts a model server and returns it when it is ready. Raises `InvalidInputs` and `ServerFault`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends whatever this runtime started."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def reason_in(lines: Iterable[str]) -> str:
+    """Why a process failed, from its last lines: its own error line, else the last that says something."""
+    said = [line for line in lines if line.strip()]
+    errors = [line.removeprefix(ERROR) for line in said if line.startswith(ERROR)]
+    return (errors or said or ["it said nothing"])[-1]
+
+
+class StepLog:
+    """One attempt's lines: appended to the log file, handed to `say`, the last ones kept for the error message."""
+
+    KEPT = 20
+
+    def __init__(self, root: Path, step: str, path: str, say: Say) -> None:
+        self.file = root / layout.log(step, path)
+        self.last: deque[str] = deque(maxlen=self.KEPT)
+        self._say = say
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, line: str) -> None:
+        """Takes one line. A full disk loses it in the file only: `say` and the error message still have it."""
+        self.last.append(line)
+        self._say(line)
+        try:
+            with self.file.open("a") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            self._say(f"can't write to {self.file}: {error.strerror}")
+
+    def failure(self, path: str, status: int, hint: str = "") -> NightschoolError:
+        """The error for an attempt that ended with `status`; negative: by that signal."""
+        line = reason_in(self.last)
+        if status == DO_NOT_RETRY:
+            return InvalidInputs(line)
+        return StepFailed(f"{path}: {hint or line} (exit status {status}, log {self.file})")

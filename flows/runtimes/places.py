@@ -1,0 +1,32 @@
+"""Which Python runs a step on this machine: training and serving need packages that conflict with Prefect's."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+from steps.common.errors import InvalidInputs
+
+Place = Literal["flow", "train", "serve"]
+PLACES: dict[str, Place] = {"pretrain": "train", "initialize": "train", "train": "train", "serve": "serve"}
+"""Where a step is not at home in the flow's own environment."""
+
+
+def place_of(step: str) -> Place:
+    """The environment that a step runs in."""
+    return PLACES.get(step, "flow")
+
+
+def python_of(place: Place) -> Path:
+    """The interpreter of an environment: where NIGHTSCHOOL_TRAIN_PYTHON or NIGHTSCHOOL_SERVE_PYTHON says, else where
+    `make setup` puts it.
+
+    Raises `InvalidInputs` where there is none.
+    """
+    if place == "flow":
+        return Path(sys.executable)
+    variable = f"NIGHTSCHOOL_{place.upper()}_PYTHON"
+    python = Path(os.environ.get(variable) or Path(sys.prefix).parent / ".venvs" / place / "bin" / "python")
+    if not python.is_file():
+        raise InvalidInputs(f"there is no {place} environment at {python}: run `make setup`, or set {variable}")
+    return python

@@ -1,0 +1,167 @@
+"""Our own Prefect API server and UI, on SQLite: started where none is configured, and left running.
+
+It lives in `<runs>/.prefect`: its database, its log, a record of its process. The record counts only while a process
+with that number and that start time runs, so that a stranger is never stopped.
+"""
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from steps.common.artifacts import Record
+from steps.common.errors import NightschoolError
+from steps.common.runs import runs_folder
+from steps.common.storage import write_atomically
+
+SETTINGS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_API_URL": "/api",  # else the UI asks port 4200, whatever the server's own
+    # The recorders' defaults take 30 task runs a second and drop what comes faster.
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+}
+STARTING = 180.0
+"""Seconds that the first start on a slow machine may take; it makes the database."""
+STOPPING = 10.0
+
+
+class ServerNotReady(NightschoolError):
+    """Prefect's server does not answer."""
+
+
+class ServerRecord(Record):
+    """`server.json`."""
+
+    pid: int
+    started: str
+    """The kernel's start time of the process."""
+    port: int
+
+    @property
+    def ui(self) -> str:
+        """The UI's address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def api(self) -> str:
+        """The API's address."""
+        return f"{self.ui}/api"
+
+    def runs(self) -> bool:
+        """Is the process still the one that was recorded?"""
+        return started(self.pid) == self.started
+
+
+def home() -> Path:
+    """Where our server lives: with the runs that it tells of."""
+    return runs_folder() / ".prefect"
+
+
+def ensure_server(home: Path) -> ServerRecord:
+    """Our server, started where it does not run, and answering. Raises `ServerNotReady`."""
+    with _locked(home):
+        record = _read(home)
+        if record is None or not record.runs():
+            record = _start(home, record.port if record else None)
+    return record
+
+
+def wait_until_ready(home: Path, record: ServerRecord) -> None:
+    """Waits for a server that was just started. Raises `ServerNotReady`."""
+    end = time.monotonic() + STARTING
+    while not _answers(record.api):
+        if not record.runs():
+            raise ServerNotReady(f"Prefect's server ended while starting: see {home / 'server.log'}")
+        if time.monotonic() > end:
+            raise ServerNotReady(f"Prefect's server did not answer in {STARTING:.0f} s: see {home / 'server.log'}")
+        time.sleep(0.1)
+
+
+def stop_server(home: Path) -> bool:
+    """Stops our server; False where none runs."""
+    with _locked(home):
+        record = _read(home)
+        if record is None or not record.runs():
+            return False
+        os.killpg(record.pid, signal.SIGTERM)
+        end = time.monotonic() + STOPPING
+        while record.runs():
+            if time.monotonic() > end:
+                os.killpg(record.pid, signal.SIGKILL)
+            time.sleep(0.05)
+        return True
+
+
+def started(pid: int) -> str | None:
+    """The start time of a running process in the kernel's ticks, which tells it from a later one of the same number."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _start(home: Path, port: int | None) -> ServerRecord:
+    port = port if port and _free(port) else _free_port()
+    # What `prefect server start` runs in the end, without the seconds that its command line takes to load.
+    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--timeout-keep-alive", "5"]
+    environment = os.environ | SETTINGS | {"PREFECT_HOME": str(home), "PREFECT__SERVER_FINAL": "1"}
+    with (home / "server.log").open("ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+    record = ServerRecord(pid=process.pid, started=started(process.pid) or "", port=port)
+    write_atomically(home / "server.json", record.model_dump_json().encode())
+    return record
+
+
+def _read(home: Path) -> ServerRecord | None:
+    try:
+        return ServerRecord.model_validate_json((home / "server.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _answers(api: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{api}/health", timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "server.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,82 @@
+"""The model server of a run, as the flow sees it: up and answering for a checkpoint, or an error.
+
+Serving is a scope and not a step: the server starts when something must be played, stays up across iterations, and is
+stopped in the end. It is up for a checkpoint only once it has answered the checkpoint's probe as the trainer did.
+"""
+
+from threading import Lock
+
+from flows.config import RunConfig
+from flows.runtimes.base import Runtime, Say, Service
+from steps.common.artifacts import Checkpoint
+from steps.common.errors import ServerFault
+from steps.serving.adapters import PolicyEndpoint, load_adapter, unload_adapter
+from steps.serving.endpoint import Endpoint
+from steps.serving.settings import ServeInputs
+
+
+class ModelServer:
+    """Serves one checkpoint at a time. Thread-safe: shards that play side by side ask for the same one."""
+
+    def __init__(self, runtime: Runtime, config: RunConfig) -> None:
+        self._runtime, self._config = runtime, config
+        self._starts_left = config.serve.max_restarts + 1
+        self._lock = Lock()
+        self._service: Service | None = None
+        self._served: tuple[Checkpoint, PolicyEndpoint] | None = None
+
+    def ensure(self, checkpoint: Checkpoint, say: Say) -> PolicyEndpoint:
+        """Where `checkpoint` can be played. Starts the server where it is not up, loads and probes the adapter.
+
+        Raises `WrongWeights` where the server does not answer as the checkpoint, `InvalidInputs` where it can't be
+        served, and `ServerFault` where the server does not come up, or died too often.
+        """
+        with self._lock:
+            endpoint = self._endpoint(checkpoint.base_model, say)
+            if self._served is None or self._served[0] != checkpoint:
+                self._served = checkpoint, self._load(endpoint, checkpoint, say)
+            return self._served[1]
+
+    def stop(self) -> None:
+        """Stops the server where it is up."""
+        if self._service:
+            self._service.stop()
+        self._service = self._served = None
+
+    def _endpoint(self, base_model: str, say: Say) -> Endpoint:
+        if self._service and (endpoint := Endpoint.read(self._service.endpoint)) and self._service.alive():
+            return endpoint
+        if self._service:
+            say("the model server is gone; it is started again")
+        self.stop()
+        if self._starts_left == 0:
+            raise ServerFault(f"the model server died {self._config.serve.max_restarts + 1} times (serve.max_restarts)")
+        self._starts_left -= 1
+        self._service = self._runtime.serve(self._inputs(base_model), say)
+        if endpoint := Endpoint.read(self._service.endpoint):
+            return endpoint
+        raise ServerFault("the model server ended as soon as it was ready")
+
+    def _load(self, endpoint: Endpoint, checkpoint: Checkpoint, say: Say) -> PolicyEndpoint:
+        policy = load_adapter(endpoint, self._runtime.root, checkpoint)
+        say(f"the model server answers for {checkpoint.path} as {policy.model} ({policy.verdict.rms:.1e} nats off)")
+        if self._served:  # the checkpoint before: whatever it had to play is played
+            unload_adapter(endpoint, self._served[1].model)
+        return policy
+
+    def _inputs(self, base_model: str) -> ServeInputs:
+        return ServeInputs(
+            base_model=base_model,
+            dtype=self._config.model.dtype,
+            lora=self._config.lora,
+            settings=self._config.serve,
+        )
+
+
+def environment_of(policy: PolicyEndpoint) -> dict[str, str]:
+    """How a step is told where its policy is: it differs from attempt to attempt, so it is no part of its inputs."""
+    return {
+        "NIGHTSCHOOL_POLICY_URL": policy.base_url,
+        "NIGHTSCHOOL_POLICY_KEY": policy.api_key,
+        "NIGHTSCHOOL_POLICY_MODEL": policy.model,
+    }

@@ -1,0 +1,131 @@
+"""Runs on the terminal: the status, tables, transcripts."""
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from steps.common.errors import InvalidInputs
+from steps.common.query import select
+from steps.common.status import Status
+
+LISTED = 40
+COLOURS = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+console = Console()
+
+
+def print_status(status: Status) -> None:
+    """The state, and a row an evaluation."""
+    complete = [c.iteration for c in status.checkpoints if c.complete]
+    newest = f"checkpoint {complete[-1]} of {status.iterations}" if complete else "no checkpoint yet"
+    console.print(f"[bold]{escape(status.run)}[/] is {status.state}: {newest}")
+    if status.evaluations:
+        table = Table("iteration", "held-out reward", "tasks", box=None, header_style="bold")
+        for row in status.evaluations:
+            table.add_row(str(row.iteration), f"{row.reward:.3f} ± {row.stderr:.3f}", str(row.n))
+        console.print(table)
+    if last := status.last_iteration:
+        facts = [
+            f"{last.kept} of {last.groups} groups kept",
+            *_counted(last.dropped),
+            *_counted(last.failed, "failed: "),
+        ]
+        console.print(f"iteration {last.iteration}: {', '.join(facts)}")
+
+
+def print_table(rows: pl.DataFrame) -> None:
+    """A query's rows."""
+    table = Table(*map(escape, rows.columns), header_style="bold")
+    for row in rows.iter_rows():
+        table.add_row(*(_cell(value) for value in row))
+    console.print(table)
+
+
+def print_trajectories(root: Path) -> None:
+    """The newest trajectories, with the names that `show --trajectory` takes."""
+    rows = select(
+        root,
+        f"""SELECT printf('%04d/%s/%d', iteration, task_id, attempt) AS trajectory, round(reward, 3) AS reward, turns,
+                   completion_tokens AS sampled, failure_type AS failure
+            FROM trajectories WHERE iteration = (SELECT max(iteration) FROM trajectories)
+            ORDER BY task_id, attempt LIMIT {LISTED}""",
+    )
+    print_table(rows)
+
+
+def print_trajectory(root: Path, name: str) -> None:
+    """One trajectory's transcript, with the tokens of each turn. Raises `InvalidInputs` where there is none."""
+    row = find_trajectory(root, name)
+    turns = iter(sampled_turns(row["sequences"]))
+    for message in json.loads(row["messages"]):
+        role = str(message["role"])
+        tokens = f"[dim]{next(turns, '')}[/]" if role == "assistant" else None
+        console.print(
+            Panel(
+                escape(text_of(message)), title=role, title_align="left", subtitle=tokens, style=COLOURS.get(role, "")
+            )
+        )
+    console.print(f"reward {_cell(row['reward'])} · {row['turns']} turns · {row['completion_tokens']} tokens sampled")
+    for title, facts in (("metrics", json.loads(row["metrics"])), ("metadata", json.loads(row["metadata"]))):
+        if facts:
+            console.print(f"{title} {escape(json.dumps(facts))}")
+    if row["failure_type"]:
+        console.print(
+            Panel(
+                escape(row["failure_traceback"]), title=f"{row['failure_type']}: {row['failure_message']}", style="red"
+            )
+        )
+
+
+def find_trajectory(root: Path, name: str) -> dict[str, Any]:
+    """The row of `0003/task/attempt`, or of `test-0003/task/attempt` in an evaluation."""
+    iteration, _, rest = name.removeprefix("test-").partition("/")
+    task, _, attempt = rest.rpartition("/")
+    if not (iteration.isdigit() and attempt.isdigit()):
+        raise InvalidInputs(
+            f"{name!r} names no trajectory: write iteration/task/attempt, as `nightschool show RUN` lists them"
+        )
+    table = "evaluations" if name.startswith("test-") else "trajectories"
+    task = task.replace("'", "''")
+    rows = select(
+        root,
+        f"SELECT * FROM {table} WHERE (iteration, task_id, attempt) = ({int(iteration)}, '{task}', {int(attempt)})",
+    )
+    if rows.is_empty():
+        raise InvalidInputs(f"there is no trajectory {name!r}; `nightschool show RUN` lists the newest")
+    return rows.row(0, named=True)
+
+
+def sampled_turns(sequences: list[dict[str, Any]]) -> list[str]:
+    """For each stretch of sampled tokens, how many there are and how likely they were."""
+    turns = []
+    for sequence in sequences:
+        tokens = zip(sequence["mask"], sequence["logprobs"], strict=True)
+        for sampled, stretch in groupby(tokens, key=lambda token: token[0]):
+            if sampled:
+                logprobs = [logprob for _, logprob in stretch]
+                turns.append(f"{len(logprobs)} tokens · mean logprob {sum(logprobs) / len(logprobs):.2f}")
+    return turns
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """A message's content, and the tools it calls."""
+    content = message.get("content") or ""
+    calls = [
+        f"→ {call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or []
+    ]
+    return "\n".join([content if isinstance(content, str) else json.dumps(content), *calls]).strip()
+
+
+def _counted(counts: dict[str, int], prefix: str = "") -> list[str]:
+    return [f"{prefix}{count} {reason}" for reason, count in counts.items()]
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else escape(str(value))

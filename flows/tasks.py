@@ -1,0 +1,108 @@
+"""One Prefect task a step: its name, its tags, how often it is tried.
+
+Resumption is the manifests' business alone, so Prefect's results and cache are off. A task that finds its artifact
+shows as `Reused`.
+"""
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from prefect import Task, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.states import Completed
+
+from flows.run import Run
+from steps.collate import COLLATE, CollateInputs
+from steps.common import layout
+from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, Rollouts
+from steps.common.errors import InvalidInputs, WrongWeights
+from steps.common.step import ArtifactT, InputsT, Step
+from steps.evaluate import EVALUATE, EvaluateInputs
+from steps.group import GROUP, GroupInputs
+from steps.initialize import INITIALIZE, InitializeInputs
+from steps.pretrain import PRETRAIN, PretrainInputs
+from steps.rollout import ROLLOUT, RolloutInputs
+from steps.train import TRAIN, TrainInputs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+DELAYS = [1.0, 10.0]
+"""Seconds before the second and the third attempt."""
+
+
+def tried_again(name: str, *tags: str) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """The decorator of every step: what crashed or was killed may have had bad luck."""
+    return task(
+        task_run_name=name,
+        tags=tags,
+        retries=len(DELAYS),
+        retry_delay_seconds=DELAYS,
+        retry_condition_fn=worth_retrying,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+
+
+def worth_retrying(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
+    """Anything but wrong inputs, and a server whose answers can't be trusted."""
+    return not isinstance(state.result(raise_on_failure=False), InvalidInputs | WrongWeights)
+
+
+@tried_again("pretrain", "train")
+def pretrain(run: Run, inputs: PretrainInputs) -> BaseModelFiles:
+    """Makes the tiny base model."""
+    return made(run, PRETRAIN, inputs, layout.MODEL)
+
+
+@tried_again("initialize", "train")
+def initialize(run: Run, inputs: InitializeInputs) -> Checkpoint:
+    """Makes checkpoint 0."""
+    return made(run, INITIALIZE, inputs, layout.checkpoint(0))
+
+
+@tried_again("serve {checkpoint.iteration:04d}", "serve")
+def serve(run: Run, checkpoint: Checkpoint) -> None:
+    """Has the model server up for a checkpoint: no artifact, so never reused."""
+    run.serve(checkpoint, get_run_logger().info)
+
+
+@tried_again("rollout {inputs.iteration:04d}/{inputs.shard:03d}", "serve")
+def rollout(run: Run, inputs: RolloutInputs) -> Rollouts:
+    """Plays one shard. Another attempt finds the groups that were finished."""
+    path = layout.rollouts(inputs.iteration, inputs.shard)
+    return made(run, ROLLOUT, inputs, path, policy=inputs.checkpoint)
+
+
+@tried_again("group {inputs.iteration:04d}")
+def group(run: Run, inputs: GroupInputs) -> Groups:
+    """Scores and filters."""
+    return made(run, GROUP, inputs, layout.groups(inputs.iteration))
+
+
+@tried_again("collate {inputs.iteration:04d}")
+def collate(run: Run, inputs: CollateInputs) -> Batch:
+    """Makes the batch."""
+    return made(run, COLLATE, inputs, layout.batch(inputs.iteration))
+
+
+@tried_again("train {inputs.checkpoint.iteration:04d}", "train")
+def train(run: Run, inputs: TrainInputs) -> Checkpoint:
+    """Updates the adapter."""
+    return made(run, TRAIN, inputs, layout.checkpoint(inputs.checkpoint.iteration + 1))
+
+
+@tried_again("evaluate {inputs.checkpoint.iteration:04d}", "serve")
+def evaluate(run: Run, inputs: EvaluateInputs) -> Evaluation:
+    """Plays the held-out tasks."""
+    return made(run, EVALUATE, inputs, layout.evaluation(inputs.checkpoint.iteration), policy=inputs.checkpoint)
+
+
+def made(
+    run: Run, step: Step[InputsT, ArtifactT], inputs: InputsT, path: str, policy: Checkpoint | None = None
+) -> ArtifactT:
+    """The artifact at `path`: what is there, else made now."""
+    if done := step.finished(inputs, run.root, path):
+        # Prefect takes a returned state as the task's own, and gives its data to whoever asks for the result.
+        return cast(ArtifactT, Completed(name="Reused", message=f"{path} was finished before", data=done))
+    return run.make(step, inputs, path, get_run_logger().info, policy)

@@ -1,0 +1,79 @@
+"""The loop: play, group, collate, train, evaluate. Each verb is a step; each step that was finished is not done again.
+
+    nightschool train configs/demo.toml
+
+The same command continues a run wherever it stopped, and so does retrying its flow run.
+"""
+
+from prefect import flow, get_run_logger, unmapped
+
+from flows import tasks
+from flows.config import RunConfig
+from flows.plan import Plan
+from flows.run import Run
+from steps.common.artifacts import Batch, Checkpoint, Evaluation, Groups, Rollouts
+from steps.common.errors import NightschoolError
+from steps.common.runs import runs_folder
+
+
+class NothingToLearn(NightschoolError):
+    """Iteration after iteration, no group had attempts that differ."""
+
+
+@flow(name="train", flow_run_name="{config.name}", persist_result=False)
+def train(config: RunConfig) -> list[Evaluation]:
+    """Trains a run to its last iteration and returns the evaluations made on the way."""
+    say = get_run_logger().info
+    with Run.open(Plan(config), runs_folder() / config.name, say) as run:
+        checkpoint, evaluations, idle = start(run), [], 0
+        for _ in range(config.iterations):
+            serve_if_needed(run, checkpoint)
+            evaluations += evaluate_if_due(run, checkpoint)
+            rollouts = roll_out(run, checkpoint)
+            groups = tasks.group.submit(run, run.plan.group(rollouts)).result()
+            batch = tasks.collate.submit(run, run.plan.collate(groups, rollouts)).result()
+            checkpoint = tasks.train.submit(run, run.plan.train(checkpoint, batch)).result()
+            idle = count_idle(run, idle, groups, batch)
+        serve_if_needed(run, checkpoint)
+        return evaluations + evaluate_if_due(run, checkpoint)
+
+
+def start(run: Run) -> Checkpoint:
+    """Checkpoint 0, on a base model that may have to be made first."""
+    made = tasks.pretrain.submit(run, run.plan.pretrain()).result() if run.plan.config.model.pretrain else None
+    return tasks.initialize.submit(run, run.plan.initialize(made)).result()
+
+
+def serve_if_needed(run: Run, checkpoint: Checkpoint) -> None:
+    """Has the model server up for the checkpoint where something of it is still to be played."""
+    if run.is_unplayed(checkpoint):
+        tasks.serve.submit(run, checkpoint).result()
+
+
+def evaluate_if_due(run: Run, checkpoint: Checkpoint) -> list[Evaluation]:
+    """The checkpoint's evaluation, or nothing."""
+    if not run.plan.evaluation_is_due(checkpoint.iteration):
+        return []
+    return [tasks.evaluate.submit(run, run.plan.evaluate(checkpoint)).result()]
+
+
+def roll_out(run: Run, checkpoint: Checkpoint) -> list[Rollouts]:
+    """All shards of the iteration that starts with `checkpoint`, side by side."""
+    shards = run.plan.shards(checkpoint)
+    return tasks.rollout.map(unmapped(run), shards).result()
+
+
+def count_idle(run: Run, idle: int, groups: Groups, batch: Batch) -> int:
+    """Iterations in a row without anything to learn from. Raises `NothingToLearn` where they are too many."""
+    idle = idle + 1 if batch.sequences == 0 else 0
+    if idle:
+        why = ", ".join(f"{count} {reason}" for reason, count in groups.dropped.items())
+        get_run_logger().warning(
+            f"iteration {groups.iteration} had nothing to learn from: of {groups.groups} groups, {why}"
+        )
+    if idle >= run.plan.config.stop_after_idle:
+        raise NothingToLearn(
+            f"{idle} iterations in a row had nothing to learn from (the last: of {groups.groups} groups, {why}): "
+            f"try tasks that are neither too easy nor too hard, a higher temperature, or larger groups"
+        )
+    return idle

@@ -1,0 +1,118 @@
+"""Where a run stands, read from its manifests: light, and safe while the run is at work."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from steps.common import layout
+from steps.common.artifacts import Manifest, Record, read_manifest, verify
+from steps.common.errors import CorruptArtifact
+from steps.common.runs import in_use, read_record
+
+
+class CheckpointStatus(Record):
+    """The policy at the start of `iteration`."""
+
+    iteration: int
+    complete: bool
+    """False for a folder without a manifest."""
+
+
+class EvaluationStatus(Record):
+    """Held-out reward of one checkpoint."""
+
+    iteration: int
+    reward: float
+    stderr: float
+    n: int
+    """Tasks whose rollout did not fail."""
+
+
+class IterationStatus(Record):
+    """The newest iteration that was grouped."""
+
+    iteration: int
+    groups: int
+    kept: int
+    dropped: dict[str, int]
+    """Groups by reason."""
+    failed: dict[str, int]
+    """Rollouts by exception."""
+
+
+class Status(Record):
+    """What `nightschool status --json` prints."""
+
+    run: str
+    state: Literal["running", "finished", "stopped"]
+    """`running`: a process holds its lock; `finished`: the last checkpoint is there and evaluated; else `stopped`."""
+    iterations: int
+    """Asked for."""
+    checkpoints: list[CheckpointStatus]
+    evaluations: list[EvaluationStatus]
+    last_iteration: IterationStatus | None
+    champion: int | None = None
+    """The iteration of the checkpoint that was promoted."""
+
+
+def status_of(root: Path) -> Status:
+    """Raises `CorruptArtifact`, naming the file."""
+    target = int(read_record(root).config["iterations"])
+    evaluations = [_evaluation(i, manifest) for i, manifest in _finished(root, "evaluations")]
+    return Status(
+        run=root.name,
+        state="running" if in_use(root) else "finished" if _reached(root, target) else "stopped",
+        iterations=target,
+        checkpoints=[
+            CheckpointStatus(iteration=i, complete=read_manifest(root / layout.checkpoint(i)) is not None)
+            for i in layout.numbered(root, "checkpoints")
+        ],
+        evaluations=evaluations,
+        last_iteration=_last_iteration(root),
+    )
+
+
+def damages(root: Path) -> Iterator[tuple[Path, str | None]]:
+    """Every artifact of the run with what is wrong with it, or None: reads each file in full."""
+    for manifest in sorted(root.rglob(layout.MANIFEST)):
+        folder = manifest.parent
+        if layout.SUPERSEDED in folder.relative_to(root).parts or folder.name.startswith("."):
+            continue
+        try:
+            verify(folder)
+        except CorruptArtifact as error:
+            yield folder, str(error)
+        else:
+            yield folder, None
+
+
+def _reached(root: Path, target: int) -> bool:
+    last = (layout.checkpoint(target), layout.evaluation(target))
+    return all(read_manifest(root / path) for path in last)
+
+
+def _evaluation(iteration: int, manifest: Manifest) -> EvaluationStatus:
+    facts: dict[str, Any] = manifest.artifact
+    return EvaluationStatus(
+        iteration=iteration, reward=facts["reward"], stderr=facts["stderr"], n=facts["tasks"] - facts["failed"]
+    )
+
+
+def _last_iteration(root: Path) -> IterationStatus | None:
+    for i in reversed(layout.numbered(root, "iterations")):
+        if manifest := read_manifest(root / layout.groups(i)):
+            facts = manifest.artifact
+            return IterationStatus(
+                iteration=i,
+                groups=facts["groups"],
+                kept=facts["kept"],
+                dropped=facts["dropped"],
+                failed=facts["failures"],
+            )
+    return None
+
+
+def _finished(root: Path, folder: str) -> Iterator[tuple[int, Manifest]]:
+    for i in layout.numbered(root, folder):
+        if manifest := read_manifest(root / folder / f"{i:04d}"):
+            yield i, manifest
