@@ -44,6 +44,8 @@ COMPILE_CPU = UV_TORCH_BACKEND=cpu $(COMPILE) --override requirements/cpu-overri
 
 pins: ## Compile the pin files in requirements/ from pyproject.toml
 	$(COMPILE) --extra flow --extra dev --output-file requirements/flow.txt
+	$(COMPILE) --extra flow --constraint requirements/flow.txt --output-file requirements/flow-image.txt
+	$(COMPILE) --extra rollout --constraint requirements/flow.txt --output-file requirements/rollout.txt
 	$(COMPILE_CPU) --extra serve-cpu --output-file requirements/serve-cpu.txt
 	$(COMPILE) --extra serve --output-file requirements/serve-cuda.txt
 	$(COMPILE_CPU) --extra train --extra test --output-file requirements/train-cpu.txt

@@ -133,7 +133,9 @@ def test_the_wheel_works_where_the_sources_are_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "extras"),
     [
-        ("flow", ["flow", "test", "dev"]),
+        ("flow", ["rollout", "flow", "test", "dev"]),
+        ("flow-image", ["rollout", "flow"]),
+        ("rollout", ["rollout"]),
         ("serve-cpu", ["serve-cpu"]),
         ("serve-cuda", ["serve"]),
         ("train-cpu", ["train", "test"]),
@@ -162,7 +164,14 @@ def test_every_library_that_is_imported_is_declared() -> None:
 @pytest.mark.parametrize("package", ["tokenizers", "transformers"])
 def test_server_and_trainer_read_models_with_the_same_library(package: str) -> None:
     """Token ids and chat templates are theirs, and must agree."""
-    assert len({pinned(environment)[package] for environment in PINS if environment != "flow"}) == 1
+    servers_and_trainers = [name for name in PINS if name.startswith(("serve", "train"))]
+    assert len({pinned(environment)[package] for environment in servers_and_trainers}) == 1
+
+
+@pytest.mark.parametrize("image", ["flow-image", "rollout"])
+def test_images_and_the_flow_environment_have_the_same_versions(image: str) -> None:
+    """A step leaves the same bytes in a container and in a process."""
+    assert pinned(image).items() <= pinned("flow").items()
 
 
 def test_the_stand_in_for_vllm_has_the_version_of_the_real_one() -> None:
