@@ -1,6 +1,6 @@
 """Makes a tiny random chat model and three adapters of it, each with the probe that a trainer would write.
 
-The train environment's Python runs it: `make_tiny_model.py FOLDER` fills FOLDER/model and FOLDER/checkpoints/0000 … 0002.
+Run by the Python of .venvs/train: `make_tiny_model.py FOLDER` fills FOLDER/model and FOLDER/checkpoints/0000 … 0002.
 The tokenizer knows bytes and nothing more, so any text goes in and whatever the model samples comes out.
 """
 
@@ -65,7 +65,7 @@ def make_model(vocabulary: int, end: int, pad: int) -> Qwen3ForCausalLM:
 
 @torch.no_grad()
 def nudge(model: PeftModel, size: float) -> None:
-    """Moves the adapter's weights by about `size`, as a first update does where it is large and a later one where not."""
+    """Moves the adapter by about `size`: a first update where it is large, a later one where it is small."""
     for name, weight in model.named_parameters():
         if "lora_B" in name or ("lora_A" in name and size < 0.01):
             weight += size * torch.randn_like(weight)
