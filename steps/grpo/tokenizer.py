@@ -5,6 +5,7 @@ merges. Words keep the space before them and a line break stands alone: every wo
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -57,14 +58,21 @@ def _texts(conversations: Iterable[Sequence[Message]]) -> Iterable[str]:
             yield str(message["content"])
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, conversation: Sequence[Message]) -> tuple[list[int], list[bool]]:
-    """Token ids as the template renders them, and which of them the assistant says, its end included."""
-    ids: list[int] = []
-    spoken: list[bool] = []
-    for message in conversation:
-        own = message["role"] == "assistant"
-        for text, said in ((f"{START}{message['role']}\n", False), (f"{message['content']}{END}", own), ("\n", False)):
-            tokens = tokenizer.encode(text, add_special_tokens=False)
-            ids += tokens
-            spoken += [said] * len(tokens)
-    return ids, spoken
+class Encoder:
+    """Renders conversations as tokens; what was seen before is not tokenized again."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokens = lru_cache(maxsize=1 << 16)(lambda text: tokenizer.encode(text, add_special_tokens=False))
+
+    def __call__(self, conversation: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Token ids as the template has them, and which of them the assistant says, its end included."""
+        ids: list[int] = []
+        spoken: list[bool] = []
+        for message in conversation:
+            own = message["role"] == "assistant"
+            parts = ((f"{START}{message['role']}\n", False), (f"{message['content']}{END}", own), ("\n", False))
+            for text, said in parts:
+                tokens = self._tokens(text)
+                ids += tokens
+                spoken += [said] * len(tokens)
+        return ids, spoken

@@ -38,7 +38,7 @@ def update(inputs: "TrainInputs", workspace: Workspace) -> dict[str, Any]:
         return _carry_over(inputs.checkpoint, folder, workspace.out)
     _check_resumable(inputs.checkpoint, folder)
     started = time.monotonic()
-    trainer = _trainer(inputs, workspace, rows)
+    trainer = make_trainer(inputs, workspace, rows)
     load_weights(trainer.model, folder)
     sequences = probe.telling_sequences(rows)
     before = probe.logprobs(trainer.model, sequences)
@@ -56,7 +56,7 @@ def update(inputs: "TrainInputs", workspace: Workspace) -> dict[str, Any]:
     return _fields(inputs.checkpoint, trainer.state.global_step, updated=True, metrics=metrics)
 
 
-def _trainer(inputs: "TrainInputs", workspace: Workspace, rows: list[Row]) -> RecordTrainer:
+def make_trainer(inputs: "TrainInputs", workspace: Workspace, rows: list[Row]) -> RecordTrainer:
     settings, root, base_model = inputs.settings, workspace.root, inputs.checkpoint.base_model
     base = load_base(root, base_model, inputs.dtype)
     check_vocabulary(rows, base.get_input_embeddings().weight.shape[0])

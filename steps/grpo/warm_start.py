@@ -15,7 +15,7 @@ from environments import Message
 from steps.common.progress import Progress
 from steps.common.step import Workspace
 from steps.grpo.model import prepare_torch
-from steps.grpo.tokenizer import encode, train_tokenizer
+from steps.grpo.tokenizer import Encoder, train_tokenizer
 
 if TYPE_CHECKING:
     from steps.pretrain import PretrainInputs, PretrainSettings
@@ -70,10 +70,10 @@ def _train(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=settings.weight_decay
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings))
-    progress, tokens = Progress(settings.steps, "steps"), 0
+    encode, progress, tokens = Encoder(tokenizer), Progress(settings.steps, "steps"), 0
     model.train()
     for step in range(1, settings.steps + 1):
-        encoded = [encode(tokenizer, conversation) for conversation in islice(conversations, settings.batch_size)]
+        encoded = [encode(conversation) for conversation in islice(conversations, settings.batch_size)]
         loss = _loss(model, encoded, settings.other_tokens_weight, settings.context)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
