@@ -1,4 +1,4 @@
-"""A run's folder with a tiny base model, a first checkpoint whose adapter already differs from it, and ragged batches."""
+"""A run's folder with a tiny base model, a first checkpoint whose adapter differs from it, and ragged batches."""
 
 from pathlib import Path
 from random import Random

@@ -1,4 +1,4 @@
-"""The steps `initialize` and `train`: exact across processes, folders and copies; what goes wrong leaves no checkpoint."""
+"""The steps `initialize` and `train`: exact across processes and folders; what goes wrong leaves no checkpoint."""
 
 import json
 import math

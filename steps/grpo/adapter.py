@@ -6,6 +6,7 @@ base is named as the run names it, so that a run can be moved, and lists are sor
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -45,7 +46,7 @@ def add_adapter(base: PreTrainedModel, config: LoraConfig, seed: int) -> PeftMod
 def read_config(folder: Path) -> LoraConfig:
     """Reads `adapter_config.json`. Raises `CorruptArtifact`."""
     try:
-        config = LoraConfig.from_pretrained(str(folder))
+        config: LoraConfig = LoraConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError) as error:
         raise CorruptArtifact(f"{folder / CONFIG} can't be read ({error}); restore {folder} from a backup") from None
     config.inference_mode = False
@@ -59,7 +60,7 @@ def load_weights(model: PeftModel, folder: Path) -> None:
         weights = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise CorruptArtifact(f"{folder / WEIGHTS} can't be read ({error}); restore {folder} from a backup") from None
-    result = set_peft_model_state_dict(model, weights)
+    result: Any = set_peft_model_state_dict(model, weights)
     missing = [key for key in result.missing_keys if "lora_" in key]
     if missing or result.unexpected_keys:
         wrong = [*missing, *result.unexpected_keys][0]

@@ -8,11 +8,11 @@ One optimizer step is one item of the data loader, a list of micro-batches, so t
 """
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -32,13 +32,18 @@ class Drifted(Exception):
     """The policy is farther from its sampler than `max_kl`: no more steps in this iteration."""
 
 
-def no_reward(completions: list[Any], **_: object) -> list[float]:
+def no_reward(completions: list[Any], **_: object) -> list[float | None]:
     """Never called: advantages are in the records. TRL wants a reward function."""
     raise NotImplementedError
 
 
-class RecordTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
+class RecordTrainer(GRPOTrainer):
     """Trains on minibatches of stored records, one optimizer step each."""
+
+    model: PeftModel
+    args: GRPOConfig
+    optimizer: torch.optim.Optimizer
+    lr_scheduler: torch.optim.lr_scheduler.LambdaLR
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class RecordTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
             reward_funcs=no_reward,
             args=args,
             # Its rows are never read.
-            train_dataset=Dataset.from_dict({"prompt": [""] * args.generation_batch_size}),
+            train_dataset=Dataset.from_dict({"prompt": ["", ""]}),
             processing_class=tokenizer,
             peft_config=lora,
         )
@@ -71,19 +76,17 @@ class RecordTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The minibatches in their order. Not prepared by accelerate: each rank was dealt its own."""
-        return DataLoader(self.minibatches, batch_size=1, collate_fn=lambda items: items[0])
+        return DataLoader(cast(Any, self.minibatches), batch_size=1, collate_fn=lambda items: items[0])
 
-    def training_step(
-        self, model: torch.nn.Module, minibatch: Minibatch, num_items_in_batch: Any = None
-    ) -> torch.Tensor:
-        """Adds up a minibatch's gradients. Raises `Drifted` where the step must not be taken."""
+    def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Adds up the gradients of a minibatch, `inputs`. Raises `Drifted` where the step must not be taken."""
         if not self.scored:
             self._score()
         loss = torch.zeros((), device=self.args.device)
-        for i, micro_batch in enumerate(minibatch):
-            last = i == len(minibatch) - 1
+        for i, micro_batch in enumerate(inputs):
+            last = i == len(inputs) - 1
             with nullcontext() if last else self.accelerator.no_sync(model):
-                loss = loss + super().training_step(model, micro_batch, num_items_in_batch)
+                loss = loss + super().training_step(model, micro_batch, num_items_in_batch)  # type: ignore[no-untyped-call]
         taken = self.meter.close(loss)
         if not taken.finite:
             raise self._not_finite("loss")
@@ -124,10 +127,12 @@ class RecordTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         inputs = self._prepare_inputs(micro_batch)
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         present = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            return self._get_per_token_logps_and_entropies(self.model, ids, present, inputs["completion_ids"].size(1))[
-                0
-            ]
+        logps: torch.Tensor
+        with torch.no_grad(), disable_gradient_checkpointing(cast(Any, self.model)):
+            logps, _, _ = self._get_per_token_logps_and_entropies(
+                self.model, ids, present, inputs["completion_ids"].size(1)
+            )
+        return logps
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -146,7 +151,7 @@ class RecordTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         )
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
-        norm: torch.Tensor = super()._clip_grad_norm(model)
+        norm: torch.Tensor = super()._clip_grad_norm(model)  # type: ignore[no-untyped-call]
         if not torch.isfinite(norm):
             raise self._not_finite("gradient")
         self.meter.grad_norms.append(float(norm))
@@ -154,11 +159,11 @@ class RecordTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Restores them but for the learning rate: transformers would keep the stored one, and this update's counts."""
-        super()._load_optimizer_and_scheduler(checkpoint)
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] = self.args.learning_rate
         self.lr_scheduler.base_lrs = [self.args.learning_rate] * len(self.lr_scheduler.base_lrs)
 
-    def floating_point_ops(self, inputs: Minibatch) -> int:
+    def floating_point_ops(self, inputs: Any) -> int:
         """Not counted: transformers guesses from a batch's tensors, and ours are lists of them."""
         return 0

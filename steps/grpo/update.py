@@ -59,7 +59,7 @@ def update(inputs: "TrainInputs", workspace: Workspace) -> dict[str, Any]:
 def make_trainer(inputs: "TrainInputs", workspace: Workspace, rows: list[Row]) -> RecordTrainer:
     settings, root, base_model = inputs.settings, workspace.root, inputs.checkpoint.base_model
     base = load_base(root, base_model, inputs.dtype)
-    check_vocabulary(rows, base.get_input_embeddings().weight.shape[0])
+    check_vocabulary(rows, base.config.get_text_config().vocab_size)
     parts = minibatches(rows, settings.updates_per_iteration, f"{inputs.seed}-{inputs.checkpoint.iteration}")
     args = _arguments(inputs, workspace.out, len(parts))
     rank, world = args.process_index, args.world_size
