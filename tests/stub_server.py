@@ -38,7 +38,8 @@ def render_last_turn(messages: list[dict[str, Any]]) -> list[int]:
 
 def text_of(message: dict[str, Any]) -> str:
     """What the model wrote or read, tool calls in Hermes' form."""
-    calls = [json.dumps({"name": c["function"]["name"], "arguments": c["function"]["arguments"]}) for c in _calls(message)]
+    functions = [call["function"] for call in message.get("tool_calls") or []]
+    calls = [json.dumps({"name": f["name"], "arguments": f["arguments"]}) for f in functions]
     return (message.get("content") or "") + "".join(f"<tool_call>{call}</tool_call>" for call in calls)
 
 
@@ -150,10 +151,6 @@ def _message(text: str) -> dict[str, Any]:
     function = {"name": call["name"], "arguments": call["arguments"]}
     calls = [{"id": "call-1", "type": "function", "function": function}]
     return {"role": "assistant", "content": None, "tool_calls": calls, "refusal": None}
-
-
-def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    return message.get("tool_calls") or []
 
 
 if __name__ == "__main__":

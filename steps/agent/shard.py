@@ -8,7 +8,6 @@ A shard that was killed reads them and plays only the others. Once the shard's a
 """
 
 import asyncio
-import io
 import shutil
 import time
 from collections import Counter
@@ -64,10 +63,7 @@ class GroupStore:
         return self.folder / f"{index:04d}.parquet"
 
     def _parquet(self, groups: Sequence[TrajectoryGroup]) -> bytes:
-        buffer = io.BytesIO()
-        frame = tables.frame_of_groups(groups, self._iteration, self._shard)
-        frame.write_parquet(buffer, compression="zstd", compression_level=1)
-        return buffer.getvalue()
+        return tables.encode(tables.frame_of_groups(groups, self._iteration, self._shard))
 
 
 class Tally:

@@ -4,6 +4,7 @@ Polars is the frame, Parquet (zstd 1) the format. Everything that has no fixed s
 string column, so that files of different environments and versions can always be read together.
 """
 
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -66,9 +67,16 @@ BATCH_COLUMNS: Schema = {
 }
 
 
+def encode(frame: pl.DataFrame) -> bytes:
+    """A table as the content of a Parquet file."""
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer, compression="zstd", compression_level=1)
+    return buffer.getvalue()
+
+
 def write(frame: pl.DataFrame, file: Path) -> None:
-    """Writes a table."""
-    frame.write_parquet(file, compression="zstd", compression_level=1)
+    """Writes a table. By Python's own hand: a full disk is an `OSError` then, where Polars has an error of its own."""
+    file.write_bytes(encode(frame))
 
 
 def read(files: Sequence[Path], schema: Schema) -> pl.DataFrame:
