@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import json
 import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from environments._tasks_file import read_tasks
 from environments.base import (
     Environment,
     Failure,
@@ -22,6 +22,7 @@ from environments.base import (
     TokenSequence,
     Trajectory,
     TrajectoryGroup,
+    UnknownEnvironment,
 )
 
 __all__ = [
@@ -42,10 +43,6 @@ __all__ = [
 ]
 
 
-class UnknownEnvironment(Exception):
-    """No environment by that name, or its options are wrong. The message says what was tried and what exists."""
-
-
 class CoroutineEnvironment(Environment):
     """An existing agent, unchanged: `async def agent(task, policy)` returning a Result or a number, and its tasks."""
 
@@ -55,8 +52,7 @@ class CoroutineEnvironment(Environment):
     """JSONL: a task a line, `{"id": …, "split": "train" | "test", …}`; what Task does not know goes to its `data`."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        rows = [_read_row(self.file, number, line) for number, line in _lines(self.file)]
-        return [_task(row) for row in rows if row.get("split", "train") == split]
+        return read_tasks(self.file, split)
 
     async def rollout(self, task: Task, policy: Policy) -> Result:
         result = await _import(self.agent)(task, policy)
@@ -122,26 +118,3 @@ def _explain(name: str, error: ValidationError) -> str:
     first = error.errors()[0]
     option = ".".join(map(str, first["loc"]))
     return f"environment {name!r}, option {option!r}: {first['msg']} (got {first['input']!r})"
-
-
-def _lines(file: Path) -> list[tuple[int, str]]:
-    try:
-        text = file.read_text()
-    except OSError as error:
-        raise UnknownEnvironment(f"can't read the tasks in {file}: {error.strerror}") from None
-    return [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
-
-
-def _read_row(file: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UnknownEnvironment(f"{file}:{number} is not JSON: {error.msg}") from None
-    if not isinstance(row, dict) or "id" not in row:
-        raise UnknownEnvironment(f'{file}:{number} is not a task: it needs at least {{"id": …}}')
-    return row
-
-
-def _task(row: dict[str, Any]) -> Task:
-    data = {key: value for key, value in row.items() if key not in ("id", "seed", "split", "data")}
-    return Task(id=str(row["id"]), seed=int(row.get("seed", 0)), data=data | row.get("data", {}))

@@ -31,6 +31,10 @@ Complete = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """One chat completion: the request's JSON in, the response's JSON out."""
 
 
+class UnknownEnvironment(Exception):
+    """No such environment, or not with these options or tasks. The message says what was tried and what exists."""
+
+
 class RequestRefused(Exception):
     """The model's server refused a request: too long a prompt, a malformed tool, …"""
 

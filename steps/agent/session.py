@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from environments.base import Environment, Task, TrajectoryGroup
 from steps.agent.gateway import Gateway
@@ -36,6 +37,14 @@ class PlayInputs(Inputs):
     max_failed_fraction: float = Field(0.1, ge=0, le=1)
     """Of the rollouts: when more fail, the step does."""
     limits: RolloutLimits = RolloutLimits()
+
+    @field_validator("tasks")
+    @classmethod
+    def _unique(cls, tasks: list[Task]) -> list[Task]:
+        counts = Counter(task.id for task in tasks)
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"the task {twice[0]!r} is there twice: a shard holds each task once")
+        return tasks
 
 
 def play_tasks(

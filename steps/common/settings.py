@@ -1,10 +1,11 @@
 """Settings that more than one step needs."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
-from environments import Environment, UnknownEnvironment, load
+from environments import Environment, Split, Task, UnknownEnvironment, load
 from steps.common.artifacts import Record
 from steps.common.errors import InvalidInputs
 
@@ -23,6 +24,13 @@ class EnvironmentSettings(Record):
         """Makes the environment. Raises `InvalidInputs`."""
         try:
             return load(self.name, **self.options)
+        except UnknownEnvironment as error:
+            raise InvalidInputs(str(error)) from None
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """The environment's tasks of a split. Raises `InvalidInputs`."""
+        try:
+            return self.load().tasks(split)
         except UnknownEnvironment as error:
             raise InvalidInputs(str(error)) from None
 
