@@ -36,18 +36,18 @@ def stub() -> Iterator[StubServer]:
 
 @asynccontextmanager
 async def recording(
-    stub: StubServer,
+    server: StubServer | Endpoint,
     seed: str = "seed",
     limits: RolloutLimits = QUICK,
     sampling: SamplingSettings = SAMPLING,
     notices: Notices | None = None,
 ) -> AsyncIterator[tuple[Recorder, Policy, Gateway]]:
     """A recorder, with a policy that leads to it in this process and through the gateway."""
-    endpoint = Endpoint(stub.url, KEY, MODEL)
-    async with Upstream(endpoint, limits) as upstream, Gateway(MODEL) as gateway:
+    endpoint = server if isinstance(server, Endpoint) else Endpoint(server.url, KEY, MODEL)
+    async with Upstream(endpoint, limits) as upstream, Gateway(endpoint.model) as gateway:
         recorder = Recorder(upstream, sampling, seed, notices or Notices())
         with gateway.open(recorder.complete) as address:
-            policy = Policy(recorder.complete, base_url=address.base_url, api_key=address.api_key, model=MODEL)
+            policy = Policy(recorder.complete, base_url=address.base_url, api_key=address.api_key, model=endpoint.model)
             yield recorder, policy, gateway
             await policy.close()
 
