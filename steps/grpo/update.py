@@ -46,6 +46,8 @@ def update(inputs: "TrainInputs", workspace: Workspace) -> dict[str, Any]:
     metrics = _take_steps(trainer, inputs, folder)
     workspace.measured["update_seconds"] = seconds = time.monotonic() - updating
     workspace.measured["tokens_per_second"] = sum(map(len, rows)) / seconds
+    if torch.cuda.is_available():
+        workspace.measured["peak_gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30
     _leave_unless_first()
     with trainer.model.disable_adapter():
         base = probe.logprobs(trainer.model, sequences)
