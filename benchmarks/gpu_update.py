@@ -1,4 +1,4 @@
-"""The train step on a GPU: tokens a second, peak memory, agreement with the CPU, for a random Qwen3 of 0.5 B parameters.
+"""The train step on a GPU: tokens a second, peak memory, agreement with the CPU, for a random 0.5 B Qwen3.
 
     .venvs/train/bin/python benchmarks/gpu_update.py                        # a few minutes, most of them the CPU's
     .venvs/train/bin/python benchmarks/gpu_update.py --device cpu --tiny    # the same without a GPU, in a minute
