@@ -125,7 +125,8 @@ class Shard:
             for attempt in range(self._group_size):
                 attempts.create_task(self._play_attempt(group, attempt))
         group.trajectories.sort(key=lambda trajectory: trajectory.attempt)
-        self._store.commit(index, group)
+        # In a thread: a slow disk keeps no other rollout waiting.
+        await asyncio.to_thread(self._store.commit, index, group)
 
     async def _play_attempt(self, group: TrajectoryGroup, attempt: int) -> None:
         async with self._slots:
