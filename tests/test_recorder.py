@@ -214,7 +214,7 @@ async def test_inexact_tokens_spoil_the_attempt_for_good(stub: StubServer, spoil
     assert len(stub.requests) == 1
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 429, 0])
+@pytest.mark.parametrize("status", [500, 502, 503, 429, 404, 401, 0])
 async def test_server_faults_are_tried_again(stub: StubServer, status: int) -> None:
     stub.fault = lambda number: status if number == 0 else None
     async with recording(stub) as (recorder, policy, _):

@@ -19,7 +19,9 @@ from steps.agent.limits import RolloutLimits
 from steps.common.errors import InvalidInputs, ServerFault
 
 URL, KEY, MODEL = "NIGHTSCHOOL_POLICY_URL", "NIGHTSCHOOL_POLICY_KEY", "NIGHTSCHOOL_POLICY_MODEL"
-BUSY = 429
+# No agent chooses the key or the model, so a wrong key (401, 403), an adapter that is not loaded (404) and a server that
+# is busy (408, 429) are never its mistake.
+SERVERS_FAULT = frozenset({401, 403, 404, 408, 429})
 FIRST_WAIT, LONGEST_WAIT = 0.25, 8.0
 # vLLM's server closes idle connections after 5 s; one reused at that moment would be a needless fault.
 KEEPALIVE = 4.0
@@ -77,7 +79,7 @@ class Upstream:
     async def complete(self, request: dict[str, Any]) -> dict[str, Any]:
         """The server's answer to a chat completion.
 
-        Raises `RequestRefused` for a 4xx, `ServerFault` when all retries have failed.
+        Raises `RequestRefused` where the request can't be answered, `ServerFault` when all retries have failed.
         """
         body = json.dumps(request).encode()
         wait = FIRST_WAIT
@@ -112,7 +114,7 @@ class Upstream:
             raise ServerFault(f"the policy's server gave no answer in time ({self._url})") from None
         except aiohttp.ClientError as error:
             raise ServerFault(f"the policy's server can't be reached ({self._url}): {error}") from None
-        if 400 <= status < 500 and status != BUSY:
+        if 400 <= status < 500 and status not in SERVERS_FAULT:
             raise RequestRefused(status, _message(content))
         if status != 200:
             raise ServerFault(f"the policy's server is out of order ({self._url}): HTTP {status}: {_message(content)}")
