@@ -1,7 +1,8 @@
 """GRPO from stored records, with torch, TRL and PEFT.
 
-Importing this package imports all that its steps need, and nothing more happens: no thread is started, no device
-touched, so that a warm process may import it once and fork for every step. Steps import it inside their work.
+Importing this package imports all that its steps need, so that a warm process may do it once and fork for every step:
+no device is touched, and no thread started but those of Polars' and Arrow's memory allocators, which outlive a fork.
+Steps import it inside their work.
 """
 
 import os

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from environments import Message
+from steps.common.errors import InvalidInputs
 from steps.common.progress import Progress
 from steps.common.step import Workspace
 from steps.grpo.model import prepare_torch
@@ -74,7 +75,7 @@ def _train(
     model.train()
     for step in range(1, settings.steps + 1):
         encoded = [encode(conversation) for conversation in islice(conversations, settings.batch_size)]
-        loss = _loss(model, encoded, settings.other_tokens_weight, settings.context)
+        loss = _loss(model, encoded, settings)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -86,15 +87,16 @@ def _train(
 
 
 def _loss(
-    model: Qwen3ForCausalLM, encoded: list[tuple[list[int], list[bool]]], other_tokens_weight: float, context: int
+    model: Qwen3ForCausalLM, encoded: list[tuple[list[int], list[bool]]], settings: "PretrainSettings"
 ) -> torch.Tensor:
     """Weighted mean cross-entropy of the next token. Padding stands on the right, where a causal model never looks."""
-    width = min(context, max(len(ids) for ids, _ in encoded))
-    ids = torch.tensor([(ids + [0] * width)[:width] for ids, _ in encoded])
-    spoken = torch.tensor([(said + [False] * width)[:width] for _, said in encoded])
-    lengths = torch.tensor([len(ids) for ids, _ in encoded])
-    present = torch.arange(width) < lengths[:, None]
-    weights = torch.where(spoken, 1.0, other_tokens_weight) * present
+    width = max(len(ids) for ids, _ in encoded)
+    if width > settings.context:
+        raise InvalidInputs(f"a demonstration has {width} tokens, more than pretrain's context of {settings.context}")
+    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in encoded])
+    spoken = torch.tensor([said + [False] * (width - len(said)) for _, said in encoded])
+    present = torch.tensor([[True] * len(ids) + [False] * (width - len(ids)) for ids, _ in encoded])
+    weights = torch.where(spoken, 1.0, settings.other_tokens_weight) * present
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     losses = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     return (losses * weights[:, 1:].flatten()).sum() / weights[:, 1:].sum()
