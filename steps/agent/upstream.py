@@ -19,8 +19,8 @@ from steps.agent.limits import RolloutLimits
 from steps.common.errors import InvalidInputs, ServerFault
 
 URL, KEY, MODEL = "NIGHTSCHOOL_POLICY_URL", "NIGHTSCHOOL_POLICY_KEY", "NIGHTSCHOOL_POLICY_MODEL"
-# No agent chooses the key or the model, so a wrong key (401, 403), an adapter that is not loaded (404) and a server that
-# is busy (408, 429) are never its mistake.
+# No agent chooses the key or the model: a wrong key (401, 403), an adapter that is not loaded (404) and a busy server
+# (408, 429) are never its mistake.
 SERVERS_FAULT = frozenset({401, 403, 404, 408, 429})
 FIRST_WAIT, LONGEST_WAIT = 0.25, 8.0
 # vLLM's server closes idle connections after 5 s; one reused at that moment would be a needless fault.
