@@ -15,14 +15,13 @@ def train_with_server(file: Path, overrides: Sequence[str]) -> None:
 
     Our Prefect server, where no other is configured, starts while the libraries load: both take seconds.
     """
-    server = None if os.environ.get("PREFECT_API_URL") else ensure_server(home())
-    os.environ.update(client_settings(server))
-
     from flows.config import RunConfig
     from flows.plan import Plan
 
     config = RunConfig.from_toml(file, overrides)
-    Plan(config)  # says what is wrong before anything is waited for
+    Plan(config)  # says what is wrong with it before anything is started
+    server = None if os.environ.get("PREFECT_API_URL") else ensure_server(home())
+    os.environ.update(client_settings(server))
 
     from flows.train import train
 
@@ -30,11 +29,15 @@ def train_with_server(file: Path, overrides: Sequence[str]) -> None:
     if server:
         wait_until_ready(home(), server)
     train(config)
+    print_result(config.name, server)
 
+
+def print_result(name: str, server: ServerRecord | None) -> None:
+    """The closing table, the run's folder and where to look at it."""
     from flows.show import print_status
     from steps.common.status import status_of
 
-    root = runs_folder() / config.name
+    root = runs_folder() / name
     print_status(status_of(root))
     print(f"run   {root}")
     print(f"UI    {server.ui if server else os.environ['PREFECT_API_URL'].removesuffix('/api')}")

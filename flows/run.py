@@ -45,6 +45,10 @@ class Run:
                 finally:
                     run._server.stop()
 
+    def is_unplayed(self, checkpoint: Checkpoint) -> bool:
+        """Is its evaluation, or a shard of its iteration, still to be played?"""
+        return any(read_manifest(self.root / path) is None for path in self.plan.played_by(checkpoint.iteration))
+
     def make(
         self, step: Step[InputsT, ArtifactT], inputs: InputsT, path: str, say: Say, policy: Checkpoint | None = None
     ) -> ArtifactT:

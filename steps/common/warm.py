@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never, TextIO
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 HARMLESS = {
     "jemalloc_bg_thd",  # an allocator's (in Arrow, in Polars), which holds its locks itself around a fork
     "polars-ooc-clea",  # removes what queries spilled to disk: it sleeps until one does, and the parent runs none
@@ -150,6 +150,7 @@ def become_step(argv: Sequence[str], env: dict[str, str], output: int, parent: i
     try:
         os.setpgid(0, 0)
         die_with(parent)
+        ctypes.CDLL(None).prctl(PR_SET_NAME, argv[0].encode(), 0, 0, 0)  # as `top` shows it
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
