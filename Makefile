@@ -34,7 +34,10 @@ types: setup ## Check types, of steps.grpo against the packages of its own envir
 	.venv/bin/mypy --package steps.grpo --python-executable .venvs/train/bin/python --cache-dir .mypy_cache/train
 
 bench: setup ## Run the benchmarks; each prints a table
-	for benchmark in benchmarks/bench_*.py; do $(PYTHON) "$$benchmark"; done
+	$(PYTHON) benchmarks/rollout.py
+	$(PYTHON) benchmarks/gateway.py
+	.venvs/train/bin/python benchmarks/trainer.py
+	$(PYTHON) benchmarks/overhead.py
 
 # What is pinned stays, unless pyproject.toml forbids it; for newer releases: make pins UPGRADE=--upgrade
 COMPILE = tools/uv pip compile --quiet pyproject.toml $(UPGRADE) --python-version 3.11 \

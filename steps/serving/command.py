@@ -17,6 +17,8 @@ from steps.serving.settings import ServeInputs
 
 Platform = Literal["cpu", "cuda"]
 HOST = "127.0.0.1"
+CPU_BATCH = 8192
+"""Tokens that one pass may process."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,13 @@ def vllm_command(
 def _memory(inputs: ServeInputs, platform: Platform) -> tuple[object, ...]:
     if platform == "cuda":
         return ("--gpu-memory-utilization", inputs.settings.gpu_memory_utilization)
-    # Compiling the model takes a minute on a CPU and gains little; small blocks waste less of a small cache.
-    return ("--kv-cache-memory-bytes", f"{inputs.settings.cpu_cache_mib}M", "--block-size", 32, "--enforce-eager")
+    return (
+        *("--kv-cache-memory-bytes", f"{inputs.settings.cpu_cache_mib}M"),
+        # Small blocks waste less of a small cache; compiling the model takes a minute on a CPU and gains little.
+        *("--block-size", 32, "--enforce-eager"),
+        # vLLM 0.32 dies on a CPU when it splits the prompt of a request with a seed, and all of ours have one.
+        *("--no-enable-chunked-prefill", "--max-num-batched-tokens", max(CPU_BATCH, inputs.settings.max_model_len)),
+    )
 
 
 def _environment(model: str, platform: Platform, given: Mapping[str, str]) -> dict[str, str]:
