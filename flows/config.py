@@ -151,12 +151,11 @@ def merge(into: dict[str, Any], other: dict[str, Any]) -> None:
 def explain(model: type[BaseModel], error: ValidationError) -> Iterator[str]:
     """A line for each error: the key, the value, what is wrong, and the nearest valid key where one is unknown."""
     for item in error.errors():
-        path = [str(part) for part in item["loc"]]
+        path, known = resolve(model, [str(part) for part in item["loc"]])
         key = ".".join(path)
         if item["type"] == "extra_forbidden":
-            known = keys_at(model, path[:-1])
             near = difflib.get_close_matches(path[-1], known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            hint = f"did you mean {'.'.join([*path[:-1], *near])}?" if near else f"there are {', '.join(known)}"
             yield f"unknown key {key}; {hint}"
         elif item["type"] == "missing":
             yield f"{key} is missing"
@@ -167,18 +166,23 @@ def explain(model: type[BaseModel], error: ValidationError) -> Iterator[str]:
             yield f"{key} = {item['input']!r}: {message}"
 
 
-def keys_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Field names of the model that a path of keys leads to; a union's member goes by its `type`."""
-    if not path:
-        return sorted(model.model_fields)
-    if path[0] not in model.model_fields:
-        return []
-    members = list(models_in(model.model_fields[path[0]].annotation))
-    if len(members) > 1 and len(path) > 1:
-        return next(
-            (keys_at(m, path[2:]) for m in members if path[1] in get_args(m.model_fields["type"].annotation)), []
-        )
-    return keys_at(members[0], path[1:]) if members else []
+def resolve(model: type[BaseModel] | None, location: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The keys that pydantic's location of an error stands for, and those known where the last of them stands.
+
+    They differ where a table's `type` chooses a model: the location names the type, the file has no such key.
+    """
+    path: list[str] = []
+    known: list[str] = []
+    while location:
+        known = sorted(model.model_fields) if model else []
+        key, *location = location
+        path.append(key)
+        members = list(models_in(model.model_fields[key].annotation)) if model and key in known else []
+        if len(members) > 1 and location:
+            kind, *location = location
+            members = [m for m in members if kind in get_args(m.model_fields["type"].annotation)]
+        model = members[0] if members else None
+    return path, known
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:

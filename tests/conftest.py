@@ -1,3 +1,3 @@
 """Fixtures that several test files share."""
 
-pytest_plugins = ["vllm_fixtures"]
+pytest_plugins = ["flow_fixtures", "vllm_fixtures"]

@@ -1,14 +1,22 @@
 """Which Python runs a step on this machine: training and serving need packages that conflict with Prefect's."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from steps.common.errors import InvalidInputs
 
 Place = Literal["flow", "train", "serve"]
-PLACES: dict[str, Place] = {"pretrain": "train", "initialize": "train", "train": "train", "serve": "serve"}
+PLACES: dict[str, Place] = {
+    "fetch_smollm2": "train",
+    "pretrain": "train",
+    "initialize": "train",
+    "train": "train",
+    "serve": "serve",
+}
 """Where a step is not at home in the flow's own environment."""
 
 
@@ -30,3 +38,13 @@ def python_of(place: Place) -> Path:
     if not python.is_file():
         raise InvalidInputs(f"there is no {place} environment at {python}: run `make setup`, or set {variable}")
     return python
+
+
+def run_alone(step: str, root: Path, path: str, inputs: str = "{}") -> int:
+    """Runs a step for itself, in its environment, its lines on the terminal; returns its exit status."""
+    with TemporaryDirectory() as folder:
+        asked = Path(folder) / "inputs.json"
+        asked.write_text(inputs)
+        command: list[str | Path] = [python_of(place_of(step)), "-m", f"steps.{step}"]
+        command += ["--root", root, "--path", path, "--inputs", asked]
+        return subprocess.run(command).returncode
