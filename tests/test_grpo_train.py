@@ -238,6 +238,13 @@ def test_an_empty_batch_carries_the_checkpoint_over(
     assert train(root, done, write_batch(root, done.iteration, ragged_rows())).updated
 
 
+def test_a_batch_without_an_advantage_teaches_nothing_but_the_kl(run: tuple[Path, Checkpoint, list[Batch]]) -> None:
+    root, first, _ = run
+    batch = write_batch(root, 0, [row | {"advantage": 0.0} for row in ragged_rows()])
+    assert train(copied(run, "kl"), first, batch, beta=0.1).updated
+    assert not train(root, first, batch).updated
+
+
 def test_without_the_optimizer_training_does_not_go_on(run: tuple[Path, Checkpoint, list[Batch]]) -> None:
     root, first, batches = run
     second = train(root, first, batches[0])
@@ -296,6 +303,17 @@ def test_what_cannot_be_trained_on_leaves_no_checkpoint(
     with pytest.raises(InvalidInputs, match=message):
         train(root, first, write_batch(root, 0, rows))
     assert [path.name for path in (root / "checkpoints").iterdir()] == ["0000"]
+
+
+def test_a_metric_that_is_not_finite_leaves_no_checkpoint(run: tuple[Path, Checkpoint, list[Batch]]) -> None:
+    """One token's ratio overflows even float64, while its sequence's ratio is clipped."""
+    root, first, _ = run
+    rows = ragged_rows()
+    row = max(rows, key=lambda row: sum(row["mask"]))
+    row["advantage"], row["logprobs"][row["mask"].index(True)] = 1.0, -85.0 * sum(row["mask"])
+    with pytest.raises(InvalidInputs, match="importance_ratio_max of this update is not finite"):
+        train(root, first, write_batch(root, 0, rows), loss_type="grpo", importance_sampling_level="sequence")
+    assert not (root / "checkpoints/0001").exists()
 
 
 def test_a_gradient_that_is_not_finite_leaves_no_checkpoint(run: tuple[Path, Checkpoint, list[Batch]]) -> None:

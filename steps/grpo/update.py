@@ -1,5 +1,6 @@
 """The work of `steps.train`: resume, update, and write all that the next update needs, byte for byte the same."""
 
+import math
 import shutil
 import time
 from contextlib import suppress
@@ -29,12 +30,12 @@ NEEDED_TO_RESUME = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
 def update(inputs: "TrainInputs", workspace: Workspace) -> dict[str, Any]:
     """Writes checkpoint i+1 from checkpoint i and batch i.
 
-    Without a row to train it is a copy. Raises `InvalidInputs` for what can't be trained on and an update gone wrong.
+    With nothing to learn it is a copy. Raises `InvalidInputs` for what can't be trained on and an update gone wrong.
     """
     prepare_torch()
     folder = workspace.root / inputs.checkpoint.path
     rows = read_rows(workspace.root / inputs.batch.path)
-    if not rows:
+    if not rows or not (inputs.settings.beta or any(row.advantage for row in rows)):
         return _carry_over(inputs.checkpoint, folder, workspace.out)
     _check_resumable(inputs.checkpoint, folder)
     started = time.monotonic()
@@ -59,6 +60,7 @@ def update(inputs: "TrainInputs", workspace: Workspace) -> dict[str, Any]:
 
 
 def make_trainer(inputs: "TrainInputs", workspace: Workspace, rows: list[Row]) -> RecordTrainer:
+    """The trainer with its work dealt out; its adapter is not loaded yet."""
     settings, root, base_model = inputs.settings, workspace.root, inputs.checkpoint.base_model
     base = load_base(root, base_model, inputs.dtype)
     check_vocabulary(rows, base.config.get_text_config().vocab_size)
@@ -102,6 +104,7 @@ def _arguments(inputs: "TrainInputs", out: Path, steps: int) -> GRPOConfig:
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
         gradient_checkpointing=settings.gradient_checkpointing,
+        disable_dropout=True,
         max_steps=inputs.checkpoint.step + steps,
         ignore_data_skip=True,
         # Only validated: a minibatch holds what it holds.
@@ -120,7 +123,7 @@ def _arguments(inputs: "TrainInputs", out: Path, steps: int) -> GRPOConfig:
 
 
 def _take_steps(trainer: RecordTrainer, inputs: "TrainInputs", folder: Path) -> dict[str, float]:
-    """Trains, and returns the metrics. Raises `InvalidInputs` where the entropy collapsed."""
+    """Trains, and returns the metrics. Raises `InvalidInputs` where the entropy collapsed or a metric is not finite."""
     with suppress(Drifted):
         trainer.train(resume_from_checkpoint=str(folder) if inputs.checkpoint.step else None)
     meter = trainer.meter
@@ -134,7 +137,13 @@ def _take_steps(trainer: RecordTrainer, inputs: "TrainInputs", folder: Path) -> 
     if not trainer.beta:
         del metrics["kl"]
     skipped = len(trainer.minibatches) - meter.steps
-    return metrics | {"learning_rate": trainer.args.learning_rate, "updates_skipped": float(skipped)}
+    metrics |= {"learning_rate": trainer.args.learning_rate, "updates_skipped": float(skipped)}
+    if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
+        raise InvalidInputs(
+            f"{', '.join(wrong)} of this update is not finite, no checkpoint is made: "
+            f"do the batch's log-probabilities come from another model?"
+        )
+    return metrics
 
 
 def _check_resumable(checkpoint: Checkpoint, folder: Path) -> None:
