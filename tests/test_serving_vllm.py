@@ -52,6 +52,7 @@ def test_each_checkpoint_answers_as_itself(load: Callable[[Path, int], PolicyEnd
     assert policies[0].verdict.shares == {"base": None}
     # The last update is a hundredth of the first; it is seen all the same.
     assert policies[2].verdict.shares == {"previous": pytest.approx(1, abs=0.01), "base": pytest.approx(1, abs=0.01)}
+    assert policies[2].verdict.moved == {"previous": pytest.approx(0.017, abs=0.001)}
     assert load(tiny_run / "checkpoints/0001", 1).model == policies[1].model
 
 

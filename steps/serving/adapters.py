@@ -41,14 +41,21 @@ def load_adapter(endpoint: Endpoint, root: Path, checkpoint: Checkpoint) -> Poli
     does not answer as the checkpoint, `ServerFault` where it does not answer.
     """
     folder = (root / checkpoint.path).resolve()
-    name = f"{root.resolve().name}-{checkpoint.iteration:04d}-{checkpoint.digest[:8]}"
+    version, before = (f"{root.resolve().name}-{checkpoint.iteration - age:04d}-" for age in (0, 1))
+    name = version + checkpoint.digest[:8]
     with Client(endpoint) as client:
         if name not in client.models():
             validate_adapter(folder, endpoint.inputs.lora)
             _load(client, name, folder)
-        if (source := client.models().get(name)) != str(folder):
+        models = client.models()
+        if (source := models.get(name)) != str(folder):
             raise WrongWeights(f"the server knows {name} from {source}, not from {folder}: start it again")
-        verdict = check_served(client, name, folder, endpoint.inputs.dtype)
+        served = {"previous": other for other in models if other.startswith(before)}  # noqa: B035 (one at most)
+        # vLLM 0.32 on a CPU answers for the base with an adapter that is in the same batch, so the base can be asked
+        # only where no other adapter may be at work.
+        if models.keys() == {endpoint.model, name}:
+            served = {"base": endpoint.model}
+        verdict = check_served(client, name, folder, endpoint.inputs.dtype, served)
     return PolicyEndpoint(base_url=endpoint.base_url, api_key=endpoint.api_key, model=name, verdict=verdict)
 
 
