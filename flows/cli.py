@@ -43,7 +43,7 @@ def status(
     if json:
         typer.echo(standing.model_dump_json(indent=1))
     else:
-        from flows.show import print_status
+        from flows.status import print_status
 
         print_status(standing)
 
@@ -103,8 +103,8 @@ def rewind(
     from steps.common.rewind import rewind as set_aside
     from steps.common.runs import find_run
 
-    paths = set_aside(find_run(run), iteration, step)
-    typer.echo(f"set aside {len(paths)} folders under superseded/: {', '.join(paths)}")
+    folder, paths = set_aside(find_run(run), iteration, step)
+    typer.echo(f"set {len(paths)} folders aside in {folder}, from {paths[0]} to {paths[-1]}")
 
 
 @app.command()

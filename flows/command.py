@@ -34,7 +34,7 @@ def train_with_server(file: Path, overrides: Sequence[str]) -> None:
 
 def print_result(name: str, server: ServerRecord | None) -> None:
     """The closing table, the run's folder and where to look at it."""
-    from flows.show import print_status
+    from flows.status import print_status
     from steps.common.status import status_of
 
     root = runs_folder() / name

@@ -1,4 +1,4 @@
-"""Runs on the terminal: the status, tables, transcripts."""
+"""Trajectories and tables on the terminal."""
 
 import json
 from itertools import groupby
@@ -13,30 +13,10 @@ from rich.table import Table
 
 from steps.common.errors import InvalidInputs
 from steps.common.query import select
-from steps.common.status import Status
 
 LISTED = 40
 COLOURS = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 console = Console()
-
-
-def print_status(status: Status) -> None:
-    """The state, and a row an evaluation."""
-    complete = [c.iteration for c in status.checkpoints if c.complete]
-    newest = f"checkpoint {complete[-1]} of {status.iterations}" if complete else "no checkpoint yet"
-    console.print(f"[bold]{escape(status.run)}[/] is {status.state}: {newest}")
-    if status.evaluations:
-        table = Table("iteration", "held-out reward", "tasks", box=None, header_style="bold")
-        for row in status.evaluations:
-            table.add_row(str(row.iteration), f"{row.reward:.3f} ± {row.stderr:.3f}", str(row.n))
-        console.print(table)
-    if last := status.last_iteration:
-        facts = [
-            f"{last.kept} of {last.groups} groups kept",
-            *_counted(last.dropped),
-            *_counted(last.failed, "failed: "),
-        ]
-        console.print(f"iteration {last.iteration}: {', '.join(facts)}")
 
 
 def print_table(rows: pl.DataFrame) -> None:
@@ -121,10 +101,6 @@ def text_of(message: dict[str, Any]) -> str:
         f"→ {call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or []
     ]
     return "\n".join([content if isinstance(content, str) else json.dumps(content), *calls]).strip()
-
-
-def _counted(counts: dict[str, int], prefix: str = "") -> list[str]:
-    return [f"{prefix}{count} {reason}" for reason, count in counts.items()]
 
 
 def _cell(value: object) -> str:

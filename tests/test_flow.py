@@ -83,7 +83,7 @@ def test_a_step_that_crashed_is_tried_again(steps: Steps, runs: Path, tmp_path: 
 
 def test_wrong_inputs_are_not_tried_again(steps: Steps, runs: Path, tmp_path: Path) -> None:
     steps.raises["checkpoints/0001"] = [InvalidInputs("odd")]
-    with pytest.raises(InvalidInputs, match="^odd$"):
+    with pytest.raises(InvalidInputs, match=r"^odd$"):
         train(config_of(tmp_path))
     assert steps.made.count("checkpoints/0001") == 1
 

@@ -12,8 +12,8 @@ from steps.common.step import sweep_partials
 StepName = Literal["pretrain", "initialize", "rollout", "group", "collate", "train", "evaluate"]
 
 
-def rewind(root: Path, iteration: int, step: StepName) -> list[str]:
-    """Moves the step's folder and all that follow from it to `superseded/<UTC time>/`; returns their paths.
+def rewind(root: Path, iteration: int, step: StepName) -> tuple[Path, list[str]]:
+    """Moves the step's folder and all that follow from it to `superseded/<UTC time>/`; returns that, and their paths.
 
     Raises `RunInUse`, and `InvalidInputs` where there is nothing to set aside.
     """
@@ -22,13 +22,13 @@ def rewind(root: Path, iteration: int, step: StepName) -> list[str]:
         paths = [path for path in _made_from(root, iteration, step) if (root / path).exists()]
         if not paths:
             raise InvalidInputs(f"{root} has nothing that {step} of iteration {iteration} made")
-        aside = Path(layout.SUPERSEDED) / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
+        aside = root / layout.SUPERSEDED / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
         # What follows goes first: stopped half-way, the rest is still a run without gaps.
         for path in reversed(paths):
-            target = root / aside / path
+            target = aside / path
             target.parent.mkdir(parents=True, exist_ok=True)
             (root / path).rename(target)
-    return paths
+    return aside, paths
 
 
 def _made_from(root: Path, iteration: int, step: StepName) -> list[str]:

@@ -1,0 +1,31 @@
+"""Where a run stands, on the terminal. Imports nothing heavy."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from steps.common.status import Status
+
+
+def print_status(status: Status) -> None:
+    """The state, and a row an evaluation."""
+    console = Console()
+    complete = [c.iteration for c in status.checkpoints if c.complete]
+    newest = f"checkpoint {complete[-1]} of {status.iterations}" if complete else "no checkpoint yet"
+    console.print(f"[bold]{escape(status.run)}[/] is {status.state}: {newest}")
+    if status.evaluations:
+        table = Table("iteration", "held-out reward", "tasks", box=None, header_style="bold")
+        for row in status.evaluations:
+            table.add_row(str(row.iteration), f"{row.reward:.3f} ± {row.stderr:.3f}", str(row.n))
+        console.print(table)
+    if last := status.last_iteration:
+        facts = [
+            f"{last.kept} of {last.groups} groups kept",
+            *_counted(last.dropped),
+            *_counted(last.failed, "failed: "),
+        ]
+        console.print(f"iteration {last.iteration}: {', '.join(facts)}")
+
+
+def _counted(counts: dict[str, int], prefix: str = "") -> list[str]:
+    return [f"{prefix}{count} {reason}" for reason, count in counts.items()]
