@@ -3,9 +3,9 @@
     python benchmarks/overhead.py             # trains a small run in a temporary folder first
     python benchmarks/overhead.py runs/demo   # of a run that is there
 
-An iteration lasts from one checkpoint to the next. Generation is from the first shard's start to the last one's end, with
-the evaluation where there is one; update is the train step's own work. The rest is what orchestration costs: loading and
-probing the adapter, grouping, collating, processes, manifests, Prefect.
+An iteration lasts from one checkpoint to the next. Generation is from the first shard's start to the last one's end,
+with the evaluation where there is one; update is the train step's own work. The rest is what orchestration costs:
+loading and probing the adapter, grouping, collating, processes, manifests, Prefect.
 """
 
 import os

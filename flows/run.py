@@ -5,7 +5,7 @@ with Run.open(plan, folder) as run:
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -22,10 +22,9 @@ from steps.common.step import ArtifactT, InputsT, Step, package_versions, sweep_
 class Run:
     """What the tasks of a flow share. Made by `open`."""
 
-    def __init__(self, root: Path, plan: Plan, runtime: Runtime) -> None:
+    def __init__(self, root: Path, plan: Plan, runtime: Runtime, server: ModelServer) -> None:
         self.root, self.plan = root, plan
-        self._runtime = runtime
-        self._server = ModelServer(runtime, plan.config)
+        self._runtime, self._server = runtime, server
 
     @classmethod
     @contextmanager
@@ -38,12 +37,10 @@ class Run:
             for left in (*sweep_partials(root), *sweep_groups(root)):
                 say(f"removed {left.relative_to(root)}, which a step was killed in")
             write_record(root, RunRecord(config=plan.config.model_dump(mode="json"), versions=package_versions()))
-            with make_runtime(plan.config.runtime, root) as runtime:
-                run = cls(root, plan, runtime)
-                try:
-                    yield run
-                finally:
-                    run._server.stop()
+            runtime = make_runtime(plan.config.runtime, root)
+            server = ModelServer(runtime, plan.config)
+            with closing(server), closing(runtime):  # the steps first: they would miss the server
+                yield cls(root, plan, runtime, server)
 
     def is_unplayed(self, checkpoint: Checkpoint) -> bool:
         """Is its evaluation, or a shard of its iteration, still to be played?"""

@@ -37,7 +37,7 @@ class ModelServer:
                 self._served = checkpoint, self._load(endpoint, checkpoint, say)
             return self._served[1]
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stops the server where it is up."""
         if self._service:
             self._service.stop()
@@ -48,7 +48,7 @@ class ModelServer:
             return endpoint
         if self._service:
             say("the model server is gone; it is started again")
-        self.stop()
+        self.close()
         if self._starts_left == 0:
             raise ServerFault(f"the model server died {self._config.serve.max_restarts + 1} times (serve.max_restarts)")
         self._starts_left -= 1

@@ -58,9 +58,10 @@ def evaluate_if_due(run: Run, checkpoint: Checkpoint) -> list[Evaluation]:
 
 
 def roll_out(run: Run, checkpoint: Checkpoint) -> list[Rollouts]:
-    """All shards of the iteration that starts with `checkpoint`, side by side."""
-    shards = run.plan.shards(checkpoint)
-    return tasks.rollout.map(unmapped(run), shards).result()
+    """All shards of the checkpoint's iteration, side by side; where one fails, the others still finish."""
+    shards = tasks.rollout.map(unmapped(run), run.plan.shards(checkpoint))
+    shards.wait()
+    return shards.result()
 
 
 def count_idle(run: Run, idle: int, groups: Groups, batch: Batch) -> int:

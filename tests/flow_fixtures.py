@@ -96,7 +96,7 @@ class NoServer:
         self._steps.served.append(checkpoint.path)
         self._steps.fail("serve")
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._steps.served.append("stopped")
 
 

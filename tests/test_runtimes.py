@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proce
     module.write_text(ODD_STEP)
     monkeypatch.setenv("PYTHONPATH", str(module.parent))
     monkeypatch.setattr("flows.runtimes.process.module_of", lambda step: "odd_step")
-    with ProcessRuntime(tmp_path / "run", ProcessSettings()) as runtime:
+    with closing(ProcessRuntime(tmp_path / "run", ProcessSettings())) as runtime:
         yield runtime
 
 
@@ -126,6 +127,13 @@ def test_a_killed_parent_takes_its_steps_along_and_is_replaced(processes: Proces
     time.sleep(0.2)
     assert play(processes, "again", said).how == "again"
     assert processes._parents["flow"].pid != first
+
+
+def test_nothing_is_started_after_the_end(processes: ProcessRuntime, said: list[str]) -> None:
+    play(processes, "well", said)
+    processes.close()
+    with pytest.raises(InvalidInputs, match="the flow has ended"):
+        play(processes, "again", said)
 
 
 def test_no_step_outlives_the_flow(tmp_path: Path) -> None:
@@ -184,7 +192,7 @@ def test_a_missing_environment_says_how_to_make_it(tmp_path: Path, monkeypatch: 
 
 def test_inline_runs_here(tmp_path: Path) -> None:
     step = Step("odd", OddInputs, Odd, lambda i, w: {"how": i.how, "policy": os.environ["ODD_POLICY"]})
-    with make_runtime(InlineSettings(type="inline"), tmp_path) as runtime:
+    with closing(make_runtime(InlineSettings(type="inline"), tmp_path)) as runtime:
         odd = runtime.run(step, OddInputs(how="here"), "odd/here", env={"ODD_POLICY": "x"}, timeout=1, say=print)
     assert odd.policy == "x"
     assert "ODD_POLICY" not in os.environ

@@ -11,8 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from steps.common import layout
 from steps.common.errors import DO_NOT_RETRY, InvalidInputs, NightschoolError, StepFailed
@@ -38,7 +37,7 @@ class Service(Protocol):
 
 
 class Runtime(ABC):
-    """Where steps run, for one run. Used as a context manager: leaving it ends whatever it started."""
+    """Where steps run, for one run. Whoever makes it closes it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -65,15 +64,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends whatever this runtime started."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        """Ends the steps that run; nothing can be started any more."""
 
 
 def reason_in(lines: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from flows.runtimes.service import LocalService
 from flows.runtimes.warm import WarmParent, WarmParentDied
 from steps.common import layout
 from steps.common.artifacts import Record
-from steps.common.errors import StepFailed
+from steps.common.errors import InvalidInputs, StepFailed
 from steps.common.step import ArtifactT, InputsT, Step
 from steps.common.storage import write_atomically
 from steps.serving.settings import ServeInputs
@@ -47,6 +47,7 @@ class ProcessRuntime(Runtime):
         self._slots = BoundedSemaphore(settings.parallel)
         self._lock = Lock()
         self._parents: dict[Place, WarmParent] = {}
+        self._closed = False
 
     def run(
         self,
@@ -84,6 +85,7 @@ class ProcessRuntime(Runtime):
 
     def _parent(self, place: Place) -> WarmParent:
         with self._lock:
+            self._check_open()
             parent = self._parents.get(place)
             if parent and not parent.alive():
                 parent.close()
@@ -94,11 +96,19 @@ class ProcessRuntime(Runtime):
             return parent
 
     def serve(self, inputs: ServeInputs, say: Say) -> Service:
+        self._check_open()
         return LocalService.start(self.root, inputs, say)
 
     def close(self) -> None:
-        for parent in self._parents.values():
-            parent.close()
+        with self._lock:
+            self._closed = True
+            for parent in self._parents.values():
+                parent.close()
+
+    def _check_open(self) -> None:
+        """So that a task which is tried again after the flow was interrupted starts nothing."""
+        if self._closed:
+            raise InvalidInputs("the flow has ended: nothing is started any more")
 
 
 def module_of(step: Step[InputsT, ArtifactT]) -> str:

@@ -50,7 +50,7 @@ class LocalService:
         )
         service = cls(process, endpoint, say)
         try:
-            service._wait_until_ready(inputs.settings.startup_timeout)
+            service._wait_until_ready(inputs.settings.startup_timeout + STOPPING)
         except BaseException:
             service.stop()
             raise
