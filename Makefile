@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint types bench pins clean
+.PHONY: help setup demo test test-fast lint types bench pins images base-image clean
 
 PYTHON := .venv/bin/python
 # Tests of steps/grpo import torch, so they run in its environment, and no other collects them.
@@ -53,6 +53,14 @@ pins: ## Compile the pin files in requirements/ from pyproject.toml
 	$(COMPILE) --extra serve --output-file requirements/serve-cuda.txt
 	$(COMPILE_CPU) --extra train --extra test --output-file requirements/train-cpu.txt
 	$(COMPILE) --extra train --extra test --output-file requirements/train-cuda.txt
+
+images: ## Build the container images (VARIANT=cuda for GPUs)
+	tools/engine start
+	images/build
+
+base-image: ## Build the images' base from Debian's packages, where no container registry can be reached
+	tools/engine start
+	images/base
 
 clean: ## Remove the environments and caches; runs stay
 	rm -rf .venv .venvs .mypy_cache .pytest_cache .ruff_cache .hypothesis
