@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from grpo_fixtures import disturb, on_policy, ragged_rows, start_run, train_inputs, write_batch
 from peft import PeftModel
 from transformers import Qwen3ForCausalLM
 
@@ -20,7 +21,6 @@ from steps.grpo.correction import correction
 from steps.grpo.model import prepare_torch
 from steps.grpo.trainer import RecordTrainer
 from steps.grpo.update import make_trainer
-from tests.grpo_fixtures import disturb, on_policy, ragged_rows, start_run, train_inputs, write_batch
 
 pytestmark = pytest.mark.train
 

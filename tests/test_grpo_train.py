@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from grpo_fixtures import LORA, make_base, on_policy, ragged_rows, start_run, train, train_inputs, write_batch
 from safetensors.torch import load_file
 
 from steps.common.artifacts import Batch, Checkpoint, read_manifest
@@ -25,7 +26,6 @@ from steps.grpo.batch import read_rows
 from steps.grpo.update import make_trainer
 from steps.initialize import INITIALIZE, InitializeInputs
 from steps.train import TrainSettings
-from tests.grpo_fixtures import LORA, make_base, on_policy, ragged_rows, start_run, train, train_inputs, write_batch
 
 pytestmark = pytest.mark.train
 
@@ -349,7 +349,7 @@ def test_two_ranks_do_the_work_of_one(run: tuple[Path, Checkpoint, list[Batch]])
     other = copied(run, "ranks")
     settings = TWO_STEPS | {"loss_type": "grpo", "learning_rate": 1e-3, "old_logprobs": "recompute"}
     alone = train(root, first, batches[0], **settings)
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29571", "-m")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     both = in_a_process(other, first, batches[0], *launcher, **settings)
     assert both.metrics == pytest.approx(alone.metrics, rel=1e-4, abs=1e-6)
     mine, theirs = load_file(root / alone.path / WEIGHTS), load_file(other / both.path / WEIGHTS)
