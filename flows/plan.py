@@ -13,12 +13,12 @@ from steps.collate import CollateInputs
 from steps.common import layout
 from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Groups, Rollouts
 from steps.common.errors import InvalidInputs
+from steps.common.models import find_model
 from steps.evaluate import EvaluateInputs
 from steps.group import GroupInputs
 from steps.initialize import InitializeInputs
 from steps.pretrain import PretrainInputs
 from steps.rollout import RolloutInputs
-from steps.serving.settings import find_model
 from steps.train import TrainInputs
 
 

@@ -17,10 +17,11 @@ from typing import Never
 from pydantic import ValidationError
 
 from steps.common.errors import InvalidInputs, ServerFault
+from steps.common.models import find_model
 from steps.common.step import exit_status_of
 from steps.serving.command import HOST, installed_platform, vllm_command
 from steps.serving.endpoint import Endpoint
-from steps.serving.settings import ServeInputs, find_model
+from steps.serving.settings import ServeInputs
 from steps.serving.supervisor import (
     Stopped,
     last_lines,

@@ -1,3 +1,6 @@
 """Fixtures that several test files share."""
 
-pytest_plugins = ["flow_fixtures", "vllm_fixtures"]
+from importlib.util import find_spec
+
+# Tests of steps/grpo run in an environment without Prefect.
+pytest_plugins = ["vllm_fixtures", *(["flow_fixtures"] if find_spec("prefect") else [])]

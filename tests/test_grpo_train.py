@@ -363,10 +363,10 @@ def initialize(root: Path, base_model: str, **lora: Any) -> Checkpoint:
 
 
 def test_a_missing_base_model_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInputs, match="there is no base model folder /no/such/folder"):
+    with pytest.raises(InvalidInputs, match="there is no base model '/no/such/folder'"):
         initialize(tmp_path, "/no/such/folder")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidInputs, match=r"empty has no config\.json"):
+    with pytest.raises(InvalidInputs, match=r"empty holds no model"):
         initialize(tmp_path, "empty")
     with pytest.raises(InvalidInputs, match="there is no base model 'a/b/c'"):
         initialize(tmp_path, "a/b/c")

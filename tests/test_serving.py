@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from steps.common.errors import CorruptArtifact, InvalidInputs, ServerFault
+from steps.common.models import find_model
 from steps.common.settings import LoraSettings
 from steps.serving.adapters import validate_adapter
 from steps.serving.command import installed_platform, vllm_command
 from steps.serving.endpoint import Endpoint
 from steps.serving.probe import TOLERANCE, judge
-from steps.serving.settings import ServeInputs, ServeSettings, find_model
+from steps.serving.settings import ServeInputs, ServeSettings
 from steps.serving.supervisor import reserved_port, wait_until_ready
 
 LORA = LoraSettings(rank=8, alpha=16, target_modules=["q_proj", "v_proj"])

@@ -9,14 +9,13 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
-    HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from steps.common.errors import InvalidInputs
-from steps.common.models import resolve_base
+from steps.common.models import find_model
 from steps.common.settings import Dtype
 
 DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -51,14 +50,9 @@ def load_tokenizer(root: Path, base_model: str) -> PreTrainedTokenizerBase:
 
 
 def _located(root: Path, base_model: str) -> str:
-    where = resolve_base(root, base_model)
-    if Path(where).is_dir():
-        if not (Path(where) / "config.json").is_file():
-            raise InvalidInputs(f"base model folder {where} has no config.json: it is not in transformers' format")
-        return where
-    if Path(where).is_absolute() or where.startswith("."):
-        raise InvalidInputs(f"there is no base model folder {where}: set base_model to a folder or a model of the hub")
-    _check_hub(where)
+    where = find_model(root, base_model)
+    if not Path(where).is_dir():
+        _check_hub(where)
     return where
 
 
@@ -80,8 +74,6 @@ def _check_hub(name: str) -> None:
                 f"set base_model to a folder that holds the model, or download it where there is a connection"
             ) from None
         raise InvalidInputs(f"{name} is on the hub but has no config.json: it is no model for transformers") from None
-    except HFValidationError:
-        raise InvalidInputs(f"there is no base model {name!r}: give a folder or a model of the hub") from None
 
 
 def _first_line(error: Exception) -> str:

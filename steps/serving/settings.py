@@ -1,13 +1,8 @@
 """What to serve, and how."""
 
-from pathlib import Path
-from re import fullmatch
-
 from pydantic import Field
 
 from steps.common.artifacts import Record
-from steps.common.errors import InvalidInputs
-from steps.common.models import resolve_base
 from steps.common.settings import Dtype, LoraSettings
 
 
@@ -43,21 +38,3 @@ class ServeInputs(Record):
     """Of the weights and the cache. In float32 served and trained log-probabilities agree to 1e-5."""
     lora: LoraSettings = LoraSettings()
     settings: ServeSettings = ServeSettings()
-
-
-def find_model(root: Path, base_model: str) -> str:
-    """What vLLM should load: an absolute folder or a hub id.
-
-    Raises `InvalidInputs` where it names a folder that does not exist or holds no model.
-    """
-    model = resolve_base(root, base_model)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise InvalidInputs(f"{folder} holds no model: there is no config.json in it")
-        return str(folder.resolve())
-    if not fullmatch(r"[\w.-]+/[\w.-]+", model) or folder.parent.is_dir():
-        raise InvalidInputs(
-            f"there is no base model {base_model!r}, neither in {root} nor as a folder; a hub id reads owner/name"
-        )
-    return model

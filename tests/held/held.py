@@ -1,4 +1,4 @@
-"""Tic-tac-toe that notes every attempt, and holds those of the tasks that a test names. Rewards are chance: they differ."""
+"""Tic-tac-toe that notes every attempt, and holds those of the tasks that a test names. Rewards are chance."""
 
 import asyncio
 import os
