@@ -16,7 +16,7 @@ def convert(file: Path, folder: Path) -> int:
     # transformers has turned the quantized weights into plain ones, but goes on to think of the model as quantized,
     # and would not save it.
     del model.config.quantization_config
-    model.hf_quantizer, model.is_quantized = None, False
+    vars(model).update(hf_quantizer=None, is_quantized=False)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model.num_parameters()
