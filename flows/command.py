@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def train_with_server(file: Path, overrides: Sequence[str]) -> None:
     quieten()
     if server:
         wait_until_ready(home(), server)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Polars takes Ctrl-C when imported, and keeps it
     train(config)
     print_result(config.name, server)
 

@@ -34,10 +34,10 @@ class Run:
         Raises `RunInUse`. In the end whatever was started is ended.
         """
         with locked(root):
-            for left in (*sweep_partials(root), *sweep_groups(root)):
+            runtime = make_runtime(plan.config.runtime, root)
+            for left in (*sweep_partials(root, spare=runtime.at_work), *sweep_groups(root)):
                 say(f"removed {left.relative_to(root)}, which a step was killed in")
             write_record(root, RunRecord(config=plan.config.model_dump(mode="json"), versions=package_versions()))
-            runtime = make_runtime(plan.config.runtime, root)
             server = ModelServer(runtime, plan.config)
             with closing(server), closing(runtime):  # the steps first: they would miss the server
                 yield cls(root, plan, runtime, server)

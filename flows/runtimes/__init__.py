@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from flows.runtimes.base import Runtime
+from flows.runtimes.docker_settings import DockerSettings
 from flows.runtimes.inline import InlineRuntime, InlineSettings
 from flows.runtimes.process import ProcessRuntime, ProcessSettings
 
-RuntimeSettings = InlineSettings | ProcessSettings
+RuntimeSettings = InlineSettings | ProcessSettings | DockerSettings
 
 
 def make_runtime(settings: RuntimeSettings, root: Path) -> Runtime:
@@ -16,3 +17,7 @@ def make_runtime(settings: RuntimeSettings, root: Path) -> Runtime:
             return InlineRuntime(root, settings)
         case ProcessSettings():
             return ProcessRuntime(root, settings)
+        case DockerSettings():
+            from flows.runtimes.docker import DockerRuntime  # its SDK takes a while to load
+
+            return DockerRuntime(root, settings)

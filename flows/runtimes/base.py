@@ -39,6 +39,9 @@ class Service(Protocol):
 class Runtime(ABC):
     """Where steps run, for one run. Whoever makes it closes it."""
 
+    at_work: frozenset[str] = frozenset()
+    """Artifacts that steps of an earlier flow, which was killed, are still making."""
+
     def __init__(self, root: Path) -> None:
         self.root = root
 
