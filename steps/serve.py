@@ -32,14 +32,16 @@ from steps.serving.supervisor import (
 )
 
 
-def serve(inputs: ServeInputs, root: Path, endpoint_file: Path, log: Path) -> Never:
+def serve(
+    inputs: ServeInputs, root: Path, endpoint_file: Path, log: Path, host: str = HOST, fixed_port: int = 0
+) -> Never:
     """Serves until `Stopped` or `ServerFault` is raised, and raises that. Raises `InvalidInputs` before it starts."""
     model = find_model(root, inputs.base_model)
     name, api_key = f"base-{secrets.token_hex(4)}", secrets.token_urlsafe(32)
     platform = installed_platform()
     endpoint_file.unlink(missing_ok=True)
-    with reserved_port() as port:
-        command = vllm_command(inputs, model, name, port, api_key, platform)
+    with reserved_port(fixed_port) as port:
+        command = vllm_command(inputs, model, name, port, api_key, platform, host=host)
         started = time.monotonic()
         with running(command, log) as process:
             endpoint = Endpoint(
@@ -77,13 +79,15 @@ def main(arguments: list[str] | None = None) -> Never:
     parser.add_argument("--inputs", type=Path, required=True, help="a JSON file")
     parser.add_argument("--endpoint", type=Path, required=True, help="the file to write once the server is up")
     parser.add_argument("--log", type=Path, required=True, help="the file that vLLM's output is appended to")
+    parser.add_argument("--host", default=HOST, help="the address to listen on (default: loopback)")
+    parser.add_argument("--port", type=int, default=0, help="the port to listen on (default: a free one)")
     parser.add_argument("--no-lifeline", action="store_true", help="go on when standard input ends")
     given = parser.parse_args(arguments)
 
     def work() -> None:
         stop_when_asked(lifeline=not given.no_lifeline)
         try:
-            serve(read_inputs(given.inputs), given.root, given.endpoint, given.log)
+            serve(read_inputs(given.inputs), given.root, given.endpoint, given.log, given.host, given.port)
         except Stopped:
             print("stopped", flush=True)
 

@@ -21,7 +21,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -110,7 +110,7 @@ class Step(Generic[InputsT, ArtifactT]):
         if done := self.finished(inputs, root, path):
             self.tidy(target)
             return done
-        out = target.with_name(f".{target.name}.{uuid4().hex[:8]}{layout.PARTIAL}")
+        out = _partial(target, uuid4().hex[:8])
         out.mkdir(parents=True)
         try:
             artifact = self._make(inputs, Workspace(root, path, out))
@@ -213,12 +213,24 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def sweep_partials(root: Path) -> list[Path]:
-    """Removes what killed steps left half-filled under `root`; returns what it removed. Call it while none runs."""
-    left = [path for path in root.rglob(f".*{layout.PARTIAL}") if path.is_dir()]
+def sweep_partials(root: Path, spare: Collection[str] = ()) -> list[Path]:
+    """Removes what killed steps left half-filled under `root`; returns what it removed.
+
+    Call it while no step runs, but for those that make the artifacts in `spare`.
+    """
+    left = [
+        path
+        for path in root.rglob(f".*{layout.PARTIAL}")
+        if path.is_dir() and not any(path.match(str(_partial(root / kept, "*"))) for kept in spare)
+    ]
     for path in left:
         shutil.rmtree(path)
     return left
+
+
+def _partial(target: Path, key: str) -> Path:
+    """The folder that an attempt at `target` fills."""
+    return target.with_name(f".{target.name}.{key}{layout.PARTIAL}")
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:

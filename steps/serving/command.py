@@ -48,13 +48,14 @@ def vllm_command(
     api_key: str,
     platform: Platform,
     environment: Mapping[str, str] = os.environ,
+    host: str = HOST,
 ) -> Command:
-    """Serves `model` (from `find_model`) as `name` on this machine's `port`."""
+    """Serves `model` (from `find_model`) as `name` on `port` of the address `host`."""
     settings, lora = inputs.settings, inputs.lora
     tools = ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
     arguments: list[object] = [
         *(sys.executable, "-m", "steps.serving.launch", "serve", model),
-        *("--host", HOST, "--port", port, "--served-model-name", name),
+        *("--host", host, "--port", port, "--served-model-name", name),
         *("--dtype", inputs.dtype, "--max-model-len", settings.max_model_len),
         *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
         *("--enable-lora", "--max-lora-rank", lora.rank, "--lora-target-modules", *lora.target_modules),

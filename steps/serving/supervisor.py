@@ -61,14 +61,14 @@ def _stop_at_end_of_stdin() -> None:
 
 
 @contextmanager
-def reserved_port() -> Iterator[int]:
-    """A free port that the system gives to nobody else meanwhile.
+def reserved_port(port: int = 0) -> Iterator[int]:
+    """`port`, or else a free one, that the system gives to nobody else meanwhile.
 
     A socket that is bound and never listens keeps it. vLLM may bind it too, since both say SO_REUSEADDR.
     """
     with socket.socket() as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reservation.bind((HOST, 0))
+        reservation.bind((HOST, port))
         yield reservation.getsockname()[1]
 
 
