@@ -1,14 +1,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint types bench pins images base-image clean
+.PHONY: help setup demo test test-fast lint types bench pins images base-image test-docker clean
 
 PYTHON := .venv/bin/python
 # Tests of steps/grpo import torch, so they run in its environment, and no other collects them.
 TORCH_TESTS := tests/test_grpo_*.py
 
 help: ## Show this help
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
 
 setup: ## Make the environments .venv, .venvs/serve and .venvs/train, or bring them up to date
 	@tools/setup
@@ -57,6 +57,9 @@ pins: ## Compile the pin files in requirements/ from pyproject.toml
 images: ## Build the container images (VARIANT=cuda for GPUs)
 	tools/engine start
 	images/build
+
+test-docker: setup images ## Run the tests that need a container engine
+	$(PYTHON) -m pytest -m "docker and not gpu" --ignore-glob='$(TORCH_TESTS)'
 
 base-image: ## Build the images' base from Debian's packages, where no container registry can be reached
 	tools/engine start

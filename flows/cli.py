@@ -119,10 +119,14 @@ def fetch_smollm2(
 
 @app.command()
 def down() -> None:
-    """Stop the Prefect server that `train` started."""
+    """Stop the Prefect server that `train` started, and remove the containers that runs have left."""
+    from flows.runtimes.containers import answers, sweep_runs
     from flows.server import home, stop_server
+    from steps.common.runs import runs_folder
 
     typer.echo("stopped" if stop_server(home()) else "there was none")
+    if answers() and (removed := sweep_runs(runs_folder())):
+        typer.echo(f"removed {removed} containers")
 
 
 def main() -> None:

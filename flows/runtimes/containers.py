@@ -143,6 +143,15 @@ def connect() -> Any:
     return engine
 
 
+def answers() -> bool:
+    """Whether an engine runs at all."""
+    try:
+        connect().close()
+    except InvalidInputs:
+        return False
+    return True
+
+
 def sweep(engine: Any, chosen: Callable[[Mapping[str, str]], bool]) -> int:
     """Removes those of our containers and networks whose labels are `chosen`; returns how many were containers."""
     containers = [c for c in engine.containers.list(all=True, filters={"label": RUN}) if chosen(c.labels)]
