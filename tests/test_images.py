@@ -88,7 +88,8 @@ def test_an_image_runs_as_nobody_in_particular(engine: Any, name: str) -> None:
 def test_an_image_holds_the_project_as_a_wheel_and_the_pinned_versions(engine: Any, name: str) -> None:
     script = (
         "import json, re, steps, importlib.metadata as m; "
-        "print(json.dumps([steps.__file__, {re.sub('[-_.]+', '-', d.name).lower(): d.version for d in m.distributions()}]))"
+        "versions = {re.sub('[-_.]+', '-', d.name).lower(): d.version for d in m.distributions()}; "
+        "print(json.dumps([steps.__file__, versions]))"
     )
     file, versions = json.loads(output(engine, name, "python", "-c", script))
     assert file == "/opt/nightschool/steps/__init__.py"

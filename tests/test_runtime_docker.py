@@ -107,7 +107,7 @@ def test_what_is_missing_is_told(
     missing = pytest.raises(InvalidInputs, match=r"no image nightschool-test/none on this machine: run `make images`")
     with closing(DockerRuntime(tmp_path, settings)) as runtime, missing:
         play(runtime, "well")
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     with pytest.raises(InvalidInputs, match=r"no Docker engine answers .*tools/engine start"):
         runtime_at(tmp_path / "run")
 
@@ -213,6 +213,17 @@ def test_training_on_other_inputs_is_not_taken_up(runtime_at: MakeRuntime, engin
 
 
 # GPUs
+
+
+@in_containers
+def test_an_engine_without_gpus_says_so(tmp_path: Path, caged_image: str, engine: Any) -> None:
+    if "nvidia" in engine.info()["Runtimes"]:
+        pytest.skip("this engine hands out GPUs")
+    settings = DockerSettings(type="docker", train=ContainerSettings(image=caged_image), gpus="all")
+    with closing(DockerRuntime(tmp_path, settings)) as runtime:
+        with pytest.raises(StepFailed, match=r"the engine can't start .*could not select device driver"):
+            play(runtime, "well", "train")
+        assert ours(engine, tmp_path) == []
 
 
 def test_gpus_are_asked_for_as_docker_run_does() -> None:

@@ -16,7 +16,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest, LogConfig, Mount
 
 from flows.runtimes.docker_settings import ContainerSettings, Gpus
-from steps.common.errors import InvalidInputs
+from steps.common.errors import InvalidInputs, StepFailed
 
 RUN, PATH, FINGERPRINT = "nightschool.run", "nightschool.path", "nightschool.fingerprint"
 """Labels: the run's folder, on everything; the artifact that a step makes, and its inputs' fingerprint."""
@@ -55,7 +55,7 @@ class Containers:
     ) -> Any:
         """Starts a container, in the place of any that has its name. `join` holds more networks, and its name in each.
 
-        Raises `InvalidInputs` where there is no such image, and where the engine refuses what is asked for.
+        Raises `InvalidInputs` where there is no such image, and `StepFailed` where the engine won't start it.
         """
         self.remove(name)
         owner = self.root.stat()
@@ -90,11 +90,10 @@ class Containers:
             for other, alias in (join or {}).items():
                 self._engine.networks.get(other).connect(container, aliases=[alias])
             container.start()
-        except APIError as error:
-            container.remove(force=True, v=True)
-            raise InvalidInputs(f"the engine can't start {image}: {error.explanation}") from None
-        except BaseException:
-            container.remove(force=True, v=True)
+        except BaseException as error:
+            remove(container)
+            if isinstance(error, APIError):
+                raise StepFailed(f"the engine can't start {image}: {error.explanation}") from None
             raise
         return container
 
