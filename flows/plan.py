@@ -25,9 +25,12 @@ from steps.train import TrainInputs
 class Plan:
     """What a run's steps are asked for."""
 
-    def __init__(self, config: RunConfig) -> None:
-        """Raises `InvalidInputs`: no such environment or model, or an environment too small for the settings."""
-        self.config = config
+    def __init__(self, config: RunConfig, first: int = 0) -> None:
+        """From checkpoint `first` to `config.iterations`.
+
+        Raises `InvalidInputs`: no such environment or model, or an environment too small for the settings.
+        """
+        self.config, self.first = config, first
         self._base = None if config.model.base is None else find_model(Path(), config.model.base)
         environment = config.environment.load()
         self._train = at_least(config.rollout.groups, "rollout.groups", environment, "train")
@@ -98,7 +101,9 @@ class Plan:
         )
 
     def evaluation_is_due(self, iteration: int) -> bool:
-        """Of the checkpoint that starts `iteration`."""
+        """Of the checkpoint that starts `iteration`; that of a later `first` was due to those who made it."""
+        if iteration == self.first > 0:
+            return False
         return iteration % self.config.evaluate.every == 0 or iteration == self.config.iterations
 
     def played_by(self, iteration: int) -> list[str]:

@@ -14,7 +14,9 @@ from flows.runtimes import make_runtime
 from flows.runtimes.base import Runtime, Say
 from flows.serving import ModelServer, environment_of
 from steps.agent.shard import sweep_groups
-from steps.common.artifacts import Checkpoint, read_manifest
+from steps.common import layout
+from steps.common.artifacts import Checkpoint, check_files, read_manifest
+from steps.common.errors import CorruptArtifact
 from steps.common.runs import RunRecord, locked, write_record
 from steps.common.step import ArtifactT, InputsT, Step, package_versions, sweep_partials
 
@@ -41,6 +43,15 @@ class Run:
             server = ModelServer(runtime, plan.config)
             with closing(server), closing(runtime):  # the steps first: they would miss the server
                 yield cls(root, plan, runtime, server)
+
+    def checkpoint(self, iteration: int) -> Checkpoint:
+        """One that is finished, as it is: whatever its settings were. Raises `CorruptArtifact`."""
+        path = layout.checkpoint(iteration)
+        manifest = read_manifest(self.root / path)
+        if manifest is None:
+            raise CorruptArtifact(f"{self.root / path} has no {layout.MANIFEST}: it was never finished")
+        check_files(self.root / path, manifest)
+        return Checkpoint.model_validate({**manifest.artifact, "path": path, "digest": manifest.digest})
 
     def is_unplayed(self, checkpoint: Checkpoint) -> bool:
         """Is its evaluation, or a shard of its iteration, still to be played?"""

@@ -5,10 +5,12 @@
 The same command continues a run wherever it stopped, and so does retrying its flow run.
 """
 
+from collections.abc import Sequence
+
 from prefect import flow, get_run_logger, unmapped
 
 from flows import tasks
-from flows.config import RunConfig
+from flows.parameters import Settings, run_name, settings_of
 from flows.plan import Plan
 from flows.run import Run
 from steps.common.artifacts import Batch, Checkpoint, Evaluation, Groups, Rollouts
@@ -20,28 +22,38 @@ class NothingToLearn(NightschoolError):
     """Iteration after iteration, no group had attempts that differ."""
 
 
-@flow(name="train", flow_run_name="{config.name}", persist_result=False)
-def train(config: RunConfig) -> list[Evaluation]:
-    """Trains a run to its last iteration and returns the evaluations made on the way."""
-    say = get_run_logger().info
-    with Run.open(Plan(config), runs_folder() / config.name, say) as run:
+@flow(name="train", flow_run_name=run_name, persist_result=False)
+def train(config: Settings, overrides: Sequence[str] = ()) -> list[Evaluation]:
+    """Trains a run to its last iteration and returns the evaluations made on the way.
+
+    Args:
+        config: The run's settings: a TOML file on the machine that trains, or what would stand in it.
+        overrides: Settings on top of the file's, like train.learning_rate=1e-3.
+    """
+    return improve(Plan(settings_of(config, overrides)))
+
+
+def improve(plan: Plan) -> list[Evaluation]:
+    """The loop, from the plan's first checkpoint to its last."""
+    with Run.open(plan, runs_folder() / plan.config.name, get_run_logger().info) as run:
         checkpoint, evaluations, idle = start(run), [], 0
-        for _ in range(config.iterations):
+        for _ in range(plan.first, plan.config.iterations):
             serve_if_needed(run, checkpoint)
             evaluations += evaluate_if_due(run, checkpoint)
             rollouts = roll_out(run, checkpoint)
-            groups = tasks.group.submit(run, run.plan.group(rollouts)).result()
-            batch = tasks.collate.submit(run, run.plan.collate(groups, rollouts)).result()
-            checkpoint = tasks.train.submit(run, run.plan.train(checkpoint, batch)).result()
+            groups = tasks.group.submit(run, plan.group(rollouts)).result()
+            batch = tasks.collate.submit(run, plan.collate(groups, rollouts)).result()
+            checkpoint = tasks.train.submit(run, plan.train(checkpoint, batch)).result()
             idle = count_idle(run, idle, groups, batch)
         serve_if_needed(run, checkpoint)
         return evaluations + evaluate_if_due(run, checkpoint)
 
 
 def start(run: Run) -> Checkpoint:
-    """Checkpoint 0, on a base model that may have to be made first."""
+    """The checkpoint to start from; 0 is on a base model that may have to be made first."""
     made = tasks.pretrain.submit(run, run.plan.pretrain()).result() if run.plan.config.model.pretrain else None
-    return tasks.initialize.submit(run, run.plan.initialize(made)).result()
+    untrained = tasks.initialize.submit(run, run.plan.initialize(made)).result()
+    return run.checkpoint(run.plan.first) if run.plan.first else untrained
 
 
 def serve_if_needed(run: Run, checkpoint: Checkpoint) -> None:

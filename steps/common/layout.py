@@ -3,6 +3,7 @@
 Artifacts and inputs hold these relative paths only, so that a run can be moved, mounted elsewhere, or restored.
 """
 
+from datetime import date
 from pathlib import Path
 
 MANIFEST = "manifest.json"
@@ -38,6 +39,11 @@ def batch(iteration: int) -> str:
 def evaluation(iteration: int) -> str:
     """Held-out tasks played by `checkpoint(iteration)`."""
     return f"evaluations/{iteration:04d}"
+
+
+def night(day: date) -> str:
+    """What a night was to reach."""
+    return f"nights/{day.isoformat()}.json"
 
 
 def log(step: str, path: str) -> str:

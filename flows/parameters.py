@@ -1,0 +1,31 @@
+"""What the flows take, as Prefect's form and `prefect deployment run --param` give it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect.runtime import flow_run
+
+from flows.config import RunConfig
+from steps.common.errors import InvalidInputs
+
+Settings = Path | RunConfig
+"""A file where the flow runs, or what would stand in it."""
+
+
+def settings_of(config: Settings, overrides: Sequence[str]) -> RunConfig:
+    """A run's settings. Raises `InvalidInputs`: a line for each thing that is wrong."""
+    if isinstance(config, Path):
+        return RunConfig.from_toml(config, overrides)
+    if overrides:
+        raise InvalidInputs("overrides go on top of a file; config holds the settings themselves: change them there")
+    return config
+
+
+def run_name() -> str:
+    """The flow run's name: the run's, or the file's where that can't be read."""
+    config = flow_run.get_parameters()["config"]
+    if isinstance(config, RunConfig):
+        return config.name
+    if isinstance(config, dict):
+        return str(config.get("name"))
+    return Path(config).stem
