@@ -93,18 +93,37 @@ def verify(run: RunName) -> None:
 @app.command()
 def rewind(
     run: RunName,
-    iteration: Annotated[int, typer.Option(help="The iteration to go back to.")],
+    iteration: Annotated[int, typer.Option(min=0, help="The iteration to go back to.")],
     step: Annotated[
         Literal["pretrain", "initialize", "rollout", "group", "collate", "train", "evaluate"],
         typer.Option(help="The first step to do again."),
     ],
+    shard: Annotated[int | None, typer.Option(min=0, help="Only this shard of the rollouts.")] = None,
 ) -> None:
-    """Set aside what a step made and all that follows from it, so that it is made anew."""
+    """Set aside what a step made, so that it is made anew; what follows from it comes back where it still fits."""
+    from steps.common.rewind import Rewind
     from steps.common.rewind import rewind as set_aside
     from steps.common.runs import find_run
 
-    folder, paths = set_aside(find_run(run), iteration, step)
+    folder, paths = set_aside(find_run(run), Rewind(iteration=iteration, step=step, shard=shard))
     typer.echo(f"set {len(paths)} folders aside in {folder}, from {paths[0]} to {paths[-1]}")
+
+
+@app.command()
+def rescore(
+    run: RunName,
+    first: Annotated[int, typer.Option("--from", min=0, help="The first iteration to score anew.")],
+) -> None:
+    """Score stored rollouts anew, after the environment's score changed, and go on from there.
+
+    Plays nothing: the next training scores what is stored. Where an iteration's groups come out as they were, all that
+    follows from them comes back; after the first that come out otherwise, new checkpoints play.
+    """
+    from steps.common.rewind import rescore as set_aside
+    from steps.common.runs import find_run
+
+    folder, paths = set_aside(find_run(run), first)
+    typer.echo(f"set {len(paths)} folders aside in {folder}; `nightschool train` scores the stored rollouts anew")
 
 
 @app.command()

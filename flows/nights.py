@@ -16,17 +16,22 @@ from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.context import FlowRunContext
 from pydantic import PositiveInt
 
-from flows.parameters import Settings, run_name, settings_of
+from flows.parameters import Settings, go_back, run_name, settings_of
 from flows.plan import Plan
 from flows.train import improve
 from steps.common.artifacts import Evaluation
 from steps.common.nights import fix_night, newest_checkpoint
+from steps.common.rewind import Rewind
 from steps.common.runs import runs_folder
 
 
 @flow(name="nightly", flow_run_name=run_name, persist_result=False)
 def nightly(
-    config: Settings, iterations: PositiveInt = 5, overrides: Sequence[str] = (), night: date | None = None
+    config: Settings,
+    iterations: PositiveInt = 5,
+    overrides: Sequence[str] = (),
+    night: date | None = None,
+    rewind: Rewind | None = None,
 ) -> list[Evaluation]:
     """Trains a run for one night and returns the evaluations made in it.
 
@@ -35,9 +40,11 @@ def nightly(
         iterations: Updates a night, in place of the settings' own number.
         overrides: Settings on top of the file's, like train.learning_rate=1e-3.
         night: The night to finish, YYYY-MM-DD. Without it the date that the flow run was scheduled for.
+        rewind: A step to do again first: what follows from it comes back where it still fits, and is made anew else.
     """
     settings = settings_of(config, overrides)
     root = runs_folder() / settings.name
+    go_back(root, rewind)
     target = fix_night(root, night or scheduled_date(), iterations)
     there = newest_checkpoint(root)
     get_run_logger().info(

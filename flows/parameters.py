@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from prefect import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.config import RunConfig
 from steps.common.errors import InvalidInputs
+from steps.common.rewind import Rewind, rewind, was_rewound
 
 Settings = Path | RunConfig
 """A file where the flow runs, or what would stand in it."""
@@ -19,6 +21,14 @@ def settings_of(config: Settings, overrides: Sequence[str]) -> RunConfig:
     if overrides:
         raise InvalidInputs("overrides go on top of a file; config holds the settings themselves: change them there")
     return config
+
+
+def go_back(root: Path, target: Rewind | None) -> None:
+    """Rewinds the run at `root`, once a flow run: where it is retried, it goes on from where it is."""
+    asked_by = flow_run.get_id()
+    if target and asked_by and not was_rewound(root, asked_by):
+        folder, paths = rewind(root, target, asked_by)
+        get_run_logger().info(f"set {len(paths)} folders aside in {folder}, from {paths[0]} to {paths[-1]}")
 
 
 def run_name() -> str:

@@ -14,6 +14,7 @@ from steps.common import layout
 from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Groups, Rollouts
 from steps.common.errors import InvalidInputs
 from steps.common.models import find_model
+from steps.common.step import Inputs
 from steps.evaluate import EvaluateInputs
 from steps.group import GroupInputs
 from steps.initialize import InitializeInputs
@@ -106,13 +107,12 @@ class Plan:
             return False
         return iteration % self.config.evaluate.every == 0 or iteration == self.config.iterations
 
-    def played_by(self, iteration: int) -> list[str]:
-        """Paths of all that the checkpoint which starts `iteration` has to play."""
-        shards = -(-self.config.rollout.groups // self.config.rollout.groups_per_shard)
-        last, due = iteration == self.config.iterations, self.evaluation_is_due(iteration)
-        return [layout.evaluation(iteration)] * due + [
-            layout.rollouts(iteration, shard) for shard in range(0 if last else shards)
-        ]
+    def played_by(self, checkpoint: Checkpoint) -> dict[str, Inputs]:
+        """All that a checkpoint has to play: by path, what it is made from."""
+        i = checkpoint.iteration
+        shards = [] if i == self.config.iterations else self.shards(checkpoint)
+        evaluations = {layout.evaluation(i): self.evaluate(checkpoint)} if self.evaluation_is_due(i) else {}
+        return {**evaluations, **{layout.rollouts(i, inputs.shard): inputs for inputs in shards}}
 
     def evaluate(self, checkpoint: Checkpoint) -> EvaluateInputs:
         """The held-out tasks: the same for every checkpoint, with the same seeds."""

@@ -17,8 +17,9 @@ from steps.agent.shard import sweep_groups
 from steps.common import layout
 from steps.common.artifacts import Checkpoint, check_files, read_manifest
 from steps.common.errors import CorruptArtifact
+from steps.common.rewind import bring_back
 from steps.common.runs import RunRecord, locked, write_record
-from steps.common.step import ArtifactT, InputsT, Step, package_versions, sweep_partials
+from steps.common.step import ArtifactT, Inputs, InputsT, Step, package_versions, sweep_partials
 
 
 class Run:
@@ -55,13 +56,26 @@ class Run:
 
     def is_unplayed(self, checkpoint: Checkpoint) -> bool:
         """Is its evaluation, or a shard of its iteration, still to be played?"""
-        return any(read_manifest(self.root / path) is None for path in self.plan.played_by(checkpoint.iteration))
+        played = self.plan.played_by(checkpoint)
+        return not all(self._is_there(path, inputs) for path, inputs in played.items())
+
+    def finished(self, step: Step[InputsT, ArtifactT], inputs: InputsT, path: str) -> ArtifactT | None:
+        """The artifact at `path` where it is finished, or was set aside by a rewind and still fits.
+
+        Raises `InvalidInputs` where it was made from other inputs, `CorruptArtifact` where it is damaged.
+        """
+        return step.finished(inputs, self.root, path) if self._is_there(path, inputs) else None
+
+    def _is_there(self, path: str, inputs: Inputs) -> bool:
+        return read_manifest(self.root / path) is not None or bring_back(self.root, path, inputs.fingerprint())
 
     def make(
         self, step: Step[InputsT, ArtifactT], inputs: InputsT, path: str, say: Say, policy: Checkpoint | None = None
     ) -> ArtifactT:
         """The artifact at `path`, made now; with the model server up for `policy` where one is needed."""
         env = self.serve(policy, say) if policy else {}
+        if step.name == "train":
+            self._server.rest(say)
         timeout = getattr(self.plan.config.timeouts, step.name)
         return self._runtime.run(step, inputs, path, env=env, timeout=timeout, say=say)
 

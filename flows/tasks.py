@@ -102,7 +102,7 @@ def made(
     run: Run, step: Step[InputsT, ArtifactT], inputs: InputsT, path: str, policy: Checkpoint | None = None
 ) -> ArtifactT:
     """The artifact at `path`: what is there, else made now."""
-    if done := step.finished(inputs, run.root, path):
+    if done := run.finished(step, inputs, path):
         # Prefect takes a returned state as the task's own, and gives its data to whoever asks for the result.
         return cast(ArtifactT, Completed(name="Reused", message=f"{path} was finished before", data=done))
     return run.make(step, inputs, path, get_run_logger().info, policy)

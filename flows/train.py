@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from prefect import flow, get_run_logger, unmapped
 
 from flows import tasks
-from flows.parameters import Settings, run_name, settings_of
+from flows.parameters import Settings, go_back, run_name, settings_of
 from flows.plan import Plan
 from flows.run import Run
 from steps.common.artifacts import Batch, Checkpoint, Evaluation, Groups, Rollouts
 from steps.common.errors import NightschoolError
+from steps.common.rewind import Rewind
 from steps.common.runs import runs_folder
 
 
@@ -23,14 +24,17 @@ class NothingToLearn(NightschoolError):
 
 
 @flow(name="train", flow_run_name=run_name, persist_result=False)
-def train(config: Settings, overrides: Sequence[str] = ()) -> list[Evaluation]:
+def train(config: Settings, overrides: Sequence[str] = (), rewind: Rewind | None = None) -> list[Evaluation]:
     """Trains a run to its last iteration and returns the evaluations made on the way.
 
     Args:
         config: The run's settings: a TOML file on the machine that trains, or what would stand in it.
         overrides: Settings on top of the file's, like train.learning_rate=1e-3.
+        rewind: A step to do again first: what follows from it comes back where it still fits, and is made anew else.
     """
-    return improve(Plan(settings_of(config, overrides)))
+    settings = settings_of(config, overrides)
+    go_back(runs_folder() / settings.name, rewind)
+    return improve(Plan(settings))
 
 
 def improve(plan: Plan) -> list[Evaluation]:

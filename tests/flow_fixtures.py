@@ -64,7 +64,7 @@ class Steps:
     def checkpoint(self, inputs: Any, workspace: Workspace) -> dict[str, Any]:
         self.note(workspace.path)
         iteration = inputs.checkpoint.iteration + 1 if hasattr(inputs, "checkpoint") else 0
-        (workspace.out / "adapter").write_text(str(iteration))
+        (workspace.out / "adapter").write_text(inputs.fingerprint())
         return {"iteration": iteration, "base_model": "model", "step": iteration, "updated": True, "metrics": {}}
 
     def rollout(self, inputs: Any, workspace: Workspace) -> dict[str, Any]:
@@ -95,6 +95,9 @@ class NoServer:
     def ensure(self, checkpoint: Checkpoint, say: Say) -> Any:
         self._steps.served.append(checkpoint.path)
         self._steps.fail("serve")
+
+    def rest(self, say: Say) -> None:
+        pass
 
     def close(self) -> None:
         self._steps.served.append("stopped")

@@ -75,7 +75,7 @@ def test_verify_names_what_is_damaged(run: Path) -> None:
 
 def test_rewind_sets_aside(run: Path) -> None:
     assert "set 1 folders aside" in nightschool("rewind", "night", "--iteration", "0", "--step", "rollout").stdout
-    assert not (run / "iterations/0000").exists()
+    assert not (run / "iterations/0000/rollouts/000").exists()
     assert list(run.glob("superseded/*/iterations/0000/rollouts/000/manifest.json"))
 
 
@@ -97,6 +97,9 @@ steps = 1
         ("show night --trajectory 0001/a/0", "there is no trajectory '0001/a/0'"),
         ("sql night SELEC", "SQL: Parser Error"),
         ("rewind night --iteration 3 --step train", "has nothing that train of iteration 3 made"),
+        ("rewind night --iteration 0 --step rollout --shard 1", "nothing that rollout of iteration 0, shard 1 made"),
+        ("rewind night --iteration 0 --step group --shard 0", "only rollouts have shards, not group"),
+        ("rescore night --from 0", "has no groups of iteration 0"),
         ("train {runs}/nowhere.toml", "can't read {runs}/nowhere.toml: No such file or directory"),
         ("train {config} --set environment.name=chess", "there is no environment 'chess'"),
         ("train {config} --set environment.name=no_such.module:Thing", "no module 'no_such' can be imported"),

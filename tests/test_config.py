@@ -8,6 +8,7 @@ import pytest
 from environments import Task
 from flows.config import RunConfig, parse_override
 from flows.plan import Plan, tasks_of
+from steps.common.artifacts import Checkpoint
 from steps.common.errors import InvalidInputs
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
@@ -104,8 +105,9 @@ def test_a_missing_model_is_refused(tmp_path: Path) -> None:
 def test_what_each_checkpoint_plays(tmp_path: Path) -> None:
     plan = Plan(read(tmp_path, SMALL))
     assert [plan.evaluation_is_due(i) for i in range(4)] == [True, False, True, True]
-    assert plan.played_by(1) == [f"iterations/0001/rollouts/{shard:03d}" for shard in range(3)]
-    assert plan.played_by(3) == ["evaluations/0003"]
+    nothing = Checkpoint(path="", digest="", iteration=1, base_model="", step=0, updated=False, metrics={})
+    assert list(plan.played_by(nothing)) == [f"iterations/0001/rollouts/{shard:03d}" for shard in range(3)]
+    assert list(plan.played_by(nothing.model_copy(update={"iteration": 3}))) == ["evaluations/0003"]
 
 
 @pytest.mark.parametrize("groups", [1, 3, 4, 10])

@@ -11,7 +11,7 @@ from flow_fixtures import Steps, config_of
 
 from flows.train import NothingToLearn, train
 from steps.common.errors import CorruptArtifact, InvalidInputs, StepFailed, WrongWeights
-from steps.common.rewind import rewind
+from steps.common.rewind import Rewind, rewind
 from steps.common.runs import RunInUse
 from steps.common.status import status_of
 
@@ -56,7 +56,7 @@ def test_changed_settings_are_refused_until_the_run_is_rewound(steps: Steps, run
     with pytest.raises(InvalidInputs, match=r"settings.learning_rate: 1e-05 then, 0.5 now.*another run name.*rewind"):
         train(changed)
 
-    rewind(runs / "night", 0, "train")
+    rewind(runs / "night", Rewind(iteration=0, step="train"))
     kept = (runs / "night/iterations/0000/batch/manifest.json").read_bytes()
     steps.made.clear()
     train(changed)
@@ -123,7 +123,7 @@ def test_half_done_work_is_swept(steps: Steps, runs: Path, tmp_path: Path) -> No
 
 def test_a_damaged_table_stops_the_run_and_is_named(steps: Steps, runs: Path, tmp_path: Path) -> None:
     train(config_of(tmp_path, "iterations=1"))
-    rewind(runs / "night", 0, "group")
+    rewind(runs / "night", Rewind(iteration=0, step="group"))
     table = runs / "night/iterations/0000/rollouts/001/trajectories.parquet"
     table.write_bytes(bytes(table.stat().st_size))
     with pytest.raises(CorruptArtifact, match=f"{table} can't be read"):

@@ -1,49 +1,141 @@
-"""Goes back to a step: what it made, and everything that was made from that, is set aside. Nothing is deleted."""
+"""Goes back to a step: what it made, and all that was made from that, is set aside. Nothing is deleted.
 
+The step is done again. What follows from it comes back where its inputs are still the same, and is made anew where
+they are not: manifests hold the digests of what they were made from, so an unchanged result costs nothing downstream.
+
+    superseded/<UTC time>/rewind.json      what is to be done again, and who asked; written last
+    superseded/<UTC time>/<path>           what was at <path>
+"""
+
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from steps.common import layout
+from steps.common.artifacts import Record, read_manifest
 from steps.common.errors import InvalidInputs
 from steps.common.runs import locked
 from steps.common.step import sweep_partials
+from steps.common.storage import sync, write_atomically
 
 StepName = Literal["pretrain", "initialize", "rollout", "group", "collate", "train", "evaluate"]
+RECORD = "rewind.json"
 
 
-def rewind(root: Path, iteration: int, step: StepName) -> tuple[Path, list[str]]:
-    """Moves the step's folder and all that follow from it to `superseded/<UTC time>/`; returns that, and their paths.
+class Rewind(Record):
+    """A step to do again."""
+
+    iteration: int = Field(ge=0)
+    """The iteration to go back to; for evaluate, the number of the checkpoint."""
+    step: StepName
+    """The first step to do again."""
+    shard: int | None = Field(None, ge=0)
+    """Only this shard of the rollouts."""
+
+
+class RewindRecord(Record):
+    """`rewind.json`: until it is written, what was moved counts as set aside by nobody, and comes back."""
+
+    again: list[str]
+    """Paths to be made anew: of these, nothing that was set aside up to now comes back."""
+    asked_by: str | None
+    """The flow run that asked."""
+
+
+def rewind(root: Path, target: Rewind, asked_by: str | None = None) -> tuple[Path, list[str]]:
+    """Sets aside what `target` made and all that follows from it; returns the folder that it is in now, and the paths.
 
     Raises `RunInUse`, and `InvalidInputs` where there is nothing to set aside.
     """
     with locked(root):
         sweep_partials(root)
-        paths = [path for path in _made_from(root, iteration, step) if (root / path).exists()]
-        if not paths:
-            raise InvalidInputs(f"{root} has nothing that {step} of iteration {iteration} made")
-        aside = root / layout.SUPERSEDED / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")
-        # What follows goes first: stopped half-way, the rest is still a run without gaps.
-        for path in reversed(paths):
-            target = aside / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (root / path).rename(target)
+        again = list(_made_by(root, target))
+        if not any((root / path).exists() for path in again):
+            raise InvalidInputs(f"{root} has nothing that {_name(target)} made")
+        return _set_aside(root, again, _made_from(root, target.iteration, target.step), asked_by)
+
+
+def rescore(root: Path, iteration: int) -> tuple[Path, list[str]]:
+    """Sets aside the groups of `iteration` and of all later ones, and what follows from the first.
+
+    Raises `RunInUse`, and `InvalidInputs` where there are none.
+    """
+    with locked(root):
+        sweep_partials(root)
+        later = [i for i in layout.numbered(root, "iterations") if i >= iteration]
+        again = [layout.groups(i) for i in later if (root / layout.groups(i)).exists()]
+        if layout.groups(iteration) not in again:
+            raise InvalidInputs(f"{root} has no groups of iteration {iteration}")
+        return _set_aside(root, again, _made_from(root, iteration, "group"), None)
+
+
+def was_rewound(root: Path, asked_by: str) -> bool:
+    """Has this flow run gone back already?"""
+    return any(record.asked_by == asked_by for _, record in _rewinds(root) if record)
+
+
+def bring_back(root: Path, path: str, fingerprint: str) -> bool:
+    """Puts back what was set aside from `path` and was made from inputs with this fingerprint; False where none was.
+
+    The newest wins. What a rewind asked to make anew stays aside, and so does all that was set aside before it.
+    """
+    for aside, record in _rewinds(root):
+        if record and path in record.again:
+            return False
+        manifest = read_manifest(aside / path)
+        if manifest and manifest.fingerprint == fingerprint:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (aside / path).rename(root / path)
+            sync((root / path).parent)
+            return True
+    return False
+
+
+def _set_aside(root: Path, again: list[str], follow: list[str], asked_by: str | None) -> tuple[Path, list[str]]:
+    aside = root / layout.SUPERSEDED / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%S.%fZ")
+    own = [path for path in again if not any(f"{path}/".startswith(f"{other}/") for other in follow)]
+    paths = [path for path in [*own, *follow] if (root / path).exists()]
+    for path in reversed(paths):
+        target = aside / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (root / path).rename(target)
+    write_atomically(aside / RECORD, RewindRecord(again=again, asked_by=asked_by).model_dump_json(indent=1).encode())
     return aside, paths
 
 
+def _made_by(root: Path, target: Rewind) -> Iterator[str]:
+    """Paths of the step's own artifacts; of rollouts also the groups that an unfinished shard has played."""
+    i = target.iteration
+    if target.step == "rollout":
+        shards = "*" if target.shard is None else f"{target.shard:03d}"
+        parent = root / layout.rollouts(i, 0)
+        yield from (path.relative_to(root).as_posix() for path in sorted(parent.parent.glob(shards)))
+        yield from (path.relative_to(root).as_posix() for path in sorted(parent.parent.glob(f".{shards}.*")))
+    elif target.shard is not None:
+        raise InvalidInputs(f"only rollouts have shards, not {target.step}")
+    else:
+        yield {
+            "pretrain": layout.MODEL,
+            "initialize": layout.checkpoint(0),
+            "group": layout.groups(i),
+            "collate": layout.batch(i),
+            "train": layout.checkpoint(i + 1),
+            "evaluate": layout.evaluation(i),
+        }[target.step]
+
+
 def _made_from(root: Path, iteration: int, step: StepName) -> list[str]:
-    """Paths in the order in which they were made."""
+    """Paths of what follows, in the order in which they were made."""
     if step == "evaluate":
-        return [layout.evaluation(iteration)]
+        return []
     if step in ("pretrain", "initialize"):
-        return [layout.MODEL] * (step == "pretrain") + _from_checkpoint(root, 0)
-    own = {
-        "rollout": [f"iterations/{iteration:04d}"],
-        "group": [layout.groups(iteration), layout.batch(iteration)],
-        "collate": [layout.batch(iteration)],
-        "train": [],
-    }
-    return own[step] + _from_checkpoint(root, iteration + 1)
+        return _from_checkpoint(root, 0)
+    own = [layout.groups(iteration), layout.batch(iteration)]
+    steps = {"rollout": own, "group": own[1:], "collate": [], "train": []}
+    return steps[step] + _from_checkpoint(root, iteration + 1)
 
 
 def _from_checkpoint(root: Path, first: int) -> list[str]:
@@ -54,3 +146,16 @@ def _from_checkpoint(root: Path, first: int) -> list[str]:
         for i in range(first, last + 1)
         for path in (layout.checkpoint(i), layout.evaluation(i), f"iterations/{i:04d}")
     ]
+
+
+def _rewinds(root: Path) -> Iterator[tuple[Path, RewindRecord | None]]:
+    """The folders of what was set aside, newest first, with their records."""
+    parent = root / layout.SUPERSEDED
+    for aside in sorted(parent.iterdir(), reverse=True) if parent.is_dir() else []:
+        file = aside / RECORD
+        yield aside, RewindRecord.model_validate_json(file.read_text()) if file.exists() else None
+
+
+def _name(target: Rewind) -> str:
+    shard = "" if target.shard is None else f", shard {target.shard}"
+    return f"{target.step} of iteration {target.iteration}{shard}"

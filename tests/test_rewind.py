@@ -1,0 +1,145 @@
+"""Going back to a step: it is done again, and only what no longer fits is made anew after it."""
+
+from pathlib import Path
+
+import pytest
+from flow_fixtures import Steps, config_of
+from prefect import flow
+
+from flows.parameters import go_back
+from flows.train import train
+from steps.common import layout
+from steps.common.artifacts import read_manifest
+from steps.common.errors import InvalidInputs
+from steps.common.rewind import Rewind, bring_back, rescore, rewind
+from steps.common.status import status_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server"), pytest.mark.timeout(200)]
+pytestmark += [pytest.mark.filterwarnings("ignore::ResourceWarning")]  # Prefect's own clients are not closed
+
+AFTER_0 = ["checkpoints/0001", "evaluations/0001", "iterations/0001/rollouts/000", "iterations/0001/rollouts/001"]
+
+
+@pytest.fixture
+def root(steps: Steps, runs: Path, tmp_path: Path) -> Path:
+    """A finished run of two iterations."""
+    train(config_of(tmp_path))
+    steps.made.clear(), steps.served.clear()
+    return runs / "night"
+
+
+def manifests(root: Path) -> dict[str, bytes]:
+    """By path, but for what was set aside."""
+    return {
+        path.parent.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob(layout.MANIFEST)
+        if layout.SUPERSEDED not in path.parts
+    }
+
+
+def test_an_unchanged_shard_costs_nothing_else(steps: Steps, root: Path, tmp_path: Path) -> None:
+    before = manifests(root)
+    rewind(root, Rewind(iteration=0, step="rollout", shard=1))
+    left = {path.rpartition("/")[0] for path in manifests(root)}
+    assert left == {"", "checkpoints", "evaluations", "iterations/0000/rollouts"}
+    train(config_of(tmp_path))
+    assert steps.made == ["iterations/0000/rollouts/001"]
+    after = manifests(root)
+    assert before.keys() == after.keys()
+    assert [path for path in before if before[path] != after[path]] == steps.made
+    assert status_of(root).state == "finished"
+
+
+def test_a_changed_shard_changes_what_depends_on_it(steps: Steps, root: Path, tmp_path: Path) -> None:
+    before = manifests(root)
+    steps.rewards = [0.0, 0.5]
+    rewind(root, Rewind(iteration=0, step="rollout", shard=1))
+    train(config_of(tmp_path))
+    assert steps.made[0] == "iterations/0000/rollouts/001"
+    assert sorted(steps.made[1:]) == sorted([*AFTER_0, "checkpoints/0002", "evaluations/0002"])
+    after = manifests(root)
+    kept = {"model", "checkpoints/0000", "evaluations/0000", "iterations/0000/rollouts/000"}
+    assert {path for path in before if before[path] == after[path]} == kept
+    aside = {path.parent.name for path in root.glob("superseded/*/checkpoints/*/manifest.json")}
+    assert aside == {"0001", "0002"}
+
+
+@pytest.mark.parametrize("step, made", [("train", ["checkpoints/0001"]), ("evaluate", ["evaluations/0000"])])
+def test_each_step_can_be_done_again(steps: Steps, root: Path, tmp_path: Path, step: str, made: list[str]) -> None:
+    rewind(root, Rewind.model_validate({"iteration": 0, "step": step}))
+    train(config_of(tmp_path))
+    assert steps.made == made
+
+
+def test_what_was_asked_to_be_made_anew_never_comes_back(steps: Steps, root: Path, tmp_path: Path) -> None:
+    rewind(root, Rewind(iteration=0, step="group"))  # sets checkpoint 1 aside, to come back
+    rewind(root, Rewind(iteration=0, step="rollout", shard=0))
+    train(config_of(tmp_path))
+    assert steps.made == ["iterations/0000/rollouts/000"]
+    rewind(root, Rewind(iteration=0, step="train"))
+    train(config_of(tmp_path))
+    assert steps.made[1:] == ["checkpoints/0001"]
+
+
+def test_a_rewind_that_was_killed_undoes_itself(steps: Steps, root: Path, tmp_path: Path) -> None:
+    before = manifests(root)
+    aside, _ = rewind(root, Rewind(iteration=0, step="rollout"))
+    (aside / "rewind.json").unlink()  # it is written last
+    train(config_of(tmp_path))
+    assert (steps.made, manifests(root)) == ([], before)
+    assert "checkpoints/0000" not in steps.served
+
+
+def test_settings_that_changed_are_still_refused(steps: Steps, root: Path, tmp_path: Path) -> None:
+    rewind(root, Rewind(iteration=1, step="train"))
+    with pytest.raises(InvalidInputs, match=r"learning_rate: 1e-05 then, 0.5 now"):
+        train(config_of(tmp_path, "train.learning_rate=0.5"))
+    assert not bring_back(root, "checkpoints/0002", "0" * 64)
+
+
+def test_rescoring_what_scores_the_same_plays_nothing(steps: Steps, root: Path, tmp_path: Path) -> None:
+    before = manifests(root)
+    aside, paths = rescore(root, 0)
+    assert {"iterations/0000/groups", "iterations/0000/batch", "iterations/0001"} <= set(paths)
+    train(config_of(tmp_path))
+    assert (steps.made, steps.served) == ([], ["stopped"])
+    after = manifests(root)
+    anew = {path for path in before if before[path] != after[path]}
+    assert anew == {"iterations/0000/groups", "iterations/0001/groups"}  # later ones are scored anew as well
+    assert read_manifest(aside / "iterations/0001/groups")
+
+
+def test_rescoring_plays_only_with_what_was_learnt(
+    steps: Steps, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from environments.tic_tac_toe import TicTacToe
+
+    async def score(self: TicTacToe, group: object) -> list[float]:
+        return [1.0, 0.0]
+
+    monkeypatch.setattr(TicTacToe, "score", score)
+    rescore(root, 0)
+    steps.raises["checkpoints/0001"] = [InvalidInputs("stop here")]
+    with pytest.raises(InvalidInputs, match="stop here"):
+        train(config_of(tmp_path))
+    assert (steps.made, steps.served) == (["checkpoints/0001"], ["stopped"])  # no request to a model so far
+    assert read_manifest(root / "iterations/0000/batch")
+    train(config_of(tmp_path))
+    assert sorted(steps.made[1:]) == sorted([*AFTER_0, "checkpoints/0002", "evaluations/0002"])
+
+
+def test_a_flow_run_goes_back_once(steps: Steps, root: Path, tmp_path: Path) -> None:
+    target = Rewind(iteration=1, step="train")
+    train(config_of(tmp_path), rewind=target)
+    assert steps.made == ["checkpoints/0002"]
+    train(config_of(tmp_path), rewind=target)  # another flow run
+    assert steps.made == ["checkpoints/0002"] * 2
+
+    @flow(persist_result=False)
+    def tried_twice() -> None:
+        for _ in range(2):
+            go_back(root, target)
+            train.fn(config_of(tmp_path))
+
+    tried_twice()
+    assert steps.made == ["checkpoints/0002"] * 3
