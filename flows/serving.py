@@ -2,6 +2,7 @@
 
 Serving is a scope and not a step: the server starts when something must be played, stays up across iterations, and is
 stopped in the end. It is up for a checkpoint only once it has answered the checkpoint's probe as the trainer did.
+Where one GPU is shared, it gives way to training: it rests, and is up again when something must be played.
 """
 
 from threading import Lock
@@ -11,7 +12,7 @@ from flows.runtimes.base import Runtime, Say, Service
 from steps.common.artifacts import Checkpoint
 from steps.common.errors import ServerFault
 from steps.serving.adapters import PolicyEndpoint, load_adapter, unload_adapter
-from steps.serving.endpoint import Endpoint
+from steps.serving.endpoint import Client, Endpoint
 from steps.serving.settings import ServeInputs
 
 
@@ -24,6 +25,7 @@ class ModelServer:
         self._lock = Lock()
         self._service: Service | None = None
         self._served: tuple[Checkpoint, PolicyEndpoint] | None = None
+        self._asleep = False
 
     def ensure(self, checkpoint: Checkpoint, say: Say) -> PolicyEndpoint:
         """Where `checkpoint` can be played. Starts the server where it is not up, loads and probes the adapter.
@@ -33,15 +35,58 @@ class ModelServer:
         """
         with self._lock:
             endpoint = self._endpoint(checkpoint.base_model, say)
-            if self._served is None or self._served[0] != checkpoint:
+            if self._woken(endpoint, say) or self._served is None or self._served[0] != checkpoint:
                 self._served = checkpoint, self._load(endpoint, checkpoint, say)
             return self._served[1]
+
+    def rest(self, say: Say) -> None:
+        """Leaves the GPU to whoever trains, where `serve.while_training` asks for it; `ensure` ends that."""
+        with self._lock:
+            if not (self._service and self._service.alive()) or self._asleep:
+                return
+            match self._config.serve.while_training:
+                case "stop":
+                    self.close()
+                    self._starts_left += 1  # it did not die
+                    say("the model server is stopped while a checkpoint is trained")
+                case "sleep":
+                    self._put_to_sleep(self._service, say)
 
     def close(self) -> None:
         """Stops the server where it is up."""
         if self._service:
             self._service.stop()
         self._service = self._served = None
+        self._asleep = False
+
+    def _put_to_sleep(self, service: Service, say: Say) -> None:
+        """A server that does not fall asleep is ended: training must have the memory."""
+        try:
+            if endpoint := Endpoint.read(service.endpoint):
+                with Client(endpoint) as client:
+                    client.sleep()
+                self._asleep = True
+                say("the model server sleeps while a checkpoint is trained")
+        except ServerFault as fault:
+            say(f"the model server is stopped, since it does not fall asleep: {fault}")
+            self.close()
+
+    def _woken(self, endpoint: Endpoint, say: Say) -> bool:
+        """Whether it slept until now: then its weights have been elsewhere, and must be probed again.
+
+        Raises `ServerFault` where it does not wake up, and ends it then: another attempt starts a new one.
+        """
+        if not self._asleep:
+            return False
+        try:
+            with Client(endpoint) as client:
+                client.wake_up()
+        except ServerFault:
+            self.close()
+            raise
+        self._asleep = False
+        say("the model server is awake")
+        return True
 
     def _endpoint(self, base_model: str, say: Say) -> Endpoint:
         if self._service and (endpoint := Endpoint.read(self._service.endpoint)) and self._service.alive():
@@ -60,7 +105,7 @@ class ModelServer:
     def _load(self, endpoint: Endpoint, checkpoint: Checkpoint, say: Say) -> PolicyEndpoint:
         policy = load_adapter(endpoint, self._runtime.root, checkpoint)
         say(f"the model server answers for {checkpoint.path} as {policy.model} ({policy.verdict.rms:.1e} nats off)")
-        if self._served:  # the checkpoint before: whatever it had to play is played
+        if self._served and self._served[1].model != policy.model:  # what the one before had to play is played
             unload_adapter(endpoint, self._served[1].model)
         return policy
 

@@ -88,6 +88,7 @@ class LocalService:
 
     def _relay(self, say: Say) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._last.append(line.rstrip("\n"))
-            say(line.rstrip("\n"))
+        with self._process.stdout as lines:
+            for line in lines:
+                self._last.append(line.rstrip("\n"))
+                say(line.rstrip("\n"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from steps.common.errors import InvalidInputs
-from steps.serving.settings import ServeInputs
+from steps.serving.settings import ServeInputs, ServeSettings
 
 Platform = Literal["cpu", "cuda"]
 HOST = "127.0.0.1"
@@ -50,7 +50,7 @@ def vllm_command(
     environment: Mapping[str, str] = os.environ,
     host: str = HOST,
 ) -> Command:
-    """Serves `model` (from `find_model`) as `name` on `port` of the address `host`."""
+    """Serves `model` (from `find_model`) as `name` on `port` of the address `host`. Raises `InvalidInputs`."""
     settings, lora = inputs.settings, inputs.lora
     tools = ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
     arguments: list[object] = [
@@ -63,12 +63,13 @@ def vllm_command(
         *("--max-loras", 2, "--max-cpu-loras", settings.max_cpu_loras),
         *(tools if settings.tool_call_parser else ()),
         *_memory(inputs, platform),
+        *_sleep(settings, platform, host),
         "--disable-uvicorn-access-log",
         *settings.extra_args,
     ]
     return Command(
         [str(argument) for argument in arguments],
-        {**environment, **_environment(model, platform, environment), "VLLM_API_KEY": api_key},
+        {**environment, **_environment(model, platform, environment), **_dev_mode(settings), "VLLM_API_KEY": api_key},
     )
 
 
@@ -82,6 +83,25 @@ def _memory(inputs: ServeInputs, platform: Platform) -> tuple[object, ...]:
         # vLLM 0.32 dies on a CPU when it splits the prompt of a request with a seed, and all of ours have one.
         *("--no-enable-chunked-prefill", "--max-num-batched-tokens", max(CPU_BATCH, inputs.settings.max_model_len)),
     )
+
+
+def _sleep(settings: ServeSettings, platform: Platform, host: str) -> tuple[str, ...]:
+    """Raises `InvalidInputs` where the server could not sleep, or where others than its owner could wake it."""
+    if settings.while_training != "sleep":
+        return ()
+    if platform == "cpu":
+        raise InvalidInputs('serve.while_training = "sleep" frees nothing on a CPU: set it to "stop" or "keep"')
+    if host != HOST:
+        raise InvalidInputs(
+            f'serve.while_training = "sleep" needs a server that only this machine reaches, and this one is on {host}: '
+            f'set it to "stop", or run the steps as processes'
+        )
+    return ("--enable-sleep-mode",)
+
+
+def _dev_mode(settings: ServeSettings) -> dict[str, str]:
+    """The calls that put it to sleep belong to vLLM's development server, which asks for no key."""
+    return {"VLLM_SERVER_DEV_MODE": "1"} if settings.while_training == "sleep" else {}
 
 
 def _environment(model: str, platform: Platform, given: Mapping[str, str]) -> dict[str, str]:

@@ -58,6 +58,7 @@ class Client:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
+        self._root = endpoint.base_url.removesuffix("/v1")
         self._http = httpx.Client(
             base_url=endpoint.base_url,
             headers={"Authorization": f"Bearer {endpoint.api_key}"},
@@ -89,6 +90,14 @@ class Client:
     def unload_adapter(self, name: str) -> None:
         """Forgets the name; requests under way are not disturbed."""
         self._ask("POST", "/unload_lora_adapter", {"lora_name": name})
+
+    def sleep(self) -> None:
+        """Moves the weights to main memory and forgets the cache; whatever is asked now waits for `wake_up`."""
+        self._ask("POST", f"{self._root}/sleep?level=1")
+
+    def wake_up(self) -> None:
+        """Undoes `sleep`; harmless where it is awake."""
+        self._ask("POST", f"{self._root}/wake_up")
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         try:

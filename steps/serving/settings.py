@@ -1,5 +1,7 @@
 """What to serve, and how."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from steps.common.artifacts import Record
@@ -27,6 +29,9 @@ class ServeSettings(Record):
     """Seconds until a load, an unload or a probe of an adapter must be answered."""
     max_restarts: int = 3
     """How often the flow starts a server anew, in one run of the flow, after it died."""
+    while_training: Literal["keep", "stop", "sleep"] = "keep"
+    """What the server does while a checkpoint is trained, for machines whose GPU does not hold both at once: it stays;
+    it is stopped, and starts anew to play; or its weights go to main memory and come back (`sleep`: CUDA only)."""
 
 
 class ServeInputs(Record):
