@@ -137,15 +137,21 @@ def fetch_smollm2(
 
 
 @app.command()
-def down() -> None:
-    """Stop the Prefect server that `train` started, and remove the containers that runs have left."""
-    from flows.runtimes.containers import answers, sweep_runs
-    from flows.server import home, stop_server
-    from steps.common.runs import runs_folder
+def up() -> None:
+    """Start Prefect's server and a worker, and deploy prefect.yaml. Again: start what is not up."""
+    from flows.up import bring_up
 
-    typer.echo("stopped" if stop_server(home()) else "there was none")
-    if answers() and (removed := sweep_runs(runs_folder())):
-        typer.echo(f"removed {removed} containers")
+    for line in bring_up():
+        typer.echo(line)
+
+
+@app.command()
+def down() -> None:
+    """Stop the server and the worker that `up` and `train` started. What they ran goes on when it is run again."""
+    from flows.up import take_down
+
+    for line in take_down():
+        typer.echo(line)
 
 
 def main() -> None:

@@ -10,6 +10,9 @@ from flows.server import ServerRecord, ensure_server, home, wait_until_ready
 from steps.common.errors import NightschoolError
 from steps.common.runs import runs_folder
 
+HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+"""Seconds. `nightschool up` has Prefect call a flow run crashed that was not heard of for three times as long."""
+
 
 def train_with_server(file: Path, overrides: Sequence[str]) -> None:
     """Trains the run that `file` describes and prints what came of it.
@@ -48,7 +51,7 @@ def print_result(name: str, server: ServerRecord | None) -> None:
 def client_settings(server: ServerRecord | None) -> dict[str, str]:
     """Environment variables for Prefect in this process; they must be set before it is imported."""
     ours = {"PREFECT_API_URL": server.api, "PREFECT_HOME": str(home())} if server else {}
-    return {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"} | ours
+    return {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"} | HEARTBEATS | ours
 
 
 def quieten() -> None:

@@ -1,14 +1,12 @@
 """Our own Prefect API server and UI, on SQLite: started where none is configured, and left running.
 
-It lives in `<runs>/.prefect`: its database, its log, a record of its process. The record counts only while a process
-with that number and that start time runs, so that a stranger is never stopped.
+It lives in `<runs>/.prefect`: its database, its log, a record of its process.
 """
 
 import fcntl
+import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -17,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from steps.common.artifacts import Record
+from flows.daemons import Daemon, spawn, started
 from steps.common.errors import NightschoolError
 from steps.common.runs import runs_folder
 from steps.common.storage import write_atomically
@@ -34,19 +32,16 @@ SETTINGS = {
 }
 STARTING = 180.0
 """Seconds that the first start on a slow machine may take; it makes the database."""
-STOPPING = 10.0
+RECORD = "server.json"
 
 
 class ServerNotReady(NightschoolError):
     """Prefect's server does not answer."""
 
 
-class ServerRecord(Record):
+class ServerRecord(Daemon):
     """`server.json`."""
 
-    pid: int
-    started: str
-    """The kernel's start time of the process."""
     port: int
 
     @property
@@ -59,10 +54,6 @@ class ServerRecord(Record):
         """The API's address."""
         return f"{self.ui}/api"
 
-    def runs(self) -> bool:
-        """Is the process still the one that was recorded?"""
-        return started(self.pid) == self.started
-
 
 def home() -> Path:
     """Where our server lives: with the runs that it tells of."""
@@ -72,10 +63,7 @@ def home() -> Path:
 def ensure_server(home: Path) -> ServerRecord:
     """Our server, started where it does not run, and answering. Raises `ServerNotReady`."""
     with _locked(home):
-        record = _read(home)
-        if record is None or not record.runs():
-            record = _start(home, record.port if record else None)
-    return record
+        return ServerRecord.read(home / RECORD) or _start(home)
 
 
 def wait_until_ready(home: Path, record: ServerRecord) -> None:
@@ -92,47 +80,31 @@ def wait_until_ready(home: Path, record: ServerRecord) -> None:
 def stop_server(home: Path) -> bool:
     """Stops our server; False where none runs."""
     with _locked(home):
-        record = _read(home)
-        if record is None or not record.runs():
-            return False
-        os.killpg(record.pid, signal.SIGTERM)
-        end = time.monotonic() + STOPPING
-        while record.runs():
-            if time.monotonic() > end:
-                os.killpg(record.pid, signal.SIGKILL)
-            time.sleep(0.05)
-        return True
+        record = ServerRecord.read(home / RECORD)
+        if record:
+            record.stop()
+    return record is not None
 
 
-def started(pid: int) -> str | None:
-    """The start time of a running process in the kernel's ticks, which tells it from a later one of the same number."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else fields[19]
-
-
-def _start(home: Path, port: int | None) -> ServerRecord:
-    port = port if port and _free(port) else _free_port()
+def _start(home: Path) -> ServerRecord:
+    port = _last_port(home)
     # What `prefect server start` runs in the end, without the seconds that its command line takes to load.
     command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--timeout-keep-alive", "5"]
     environment = os.environ | SETTINGS | {"PREFECT_HOME": str(home), "PREFECT__SERVER_FINAL": "1"}
-    with (home / "server.log").open("ab") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
-    record = ServerRecord(pid=process.pid, started=started(process.pid) or "", port=port)
-    write_atomically(home / "server.json", record.model_dump_json().encode())
+    pid = spawn(command, environment, home / "server.log")
+    record = ServerRecord(pid=pid, started=started(pid) or "", port=port)
+    write_atomically(home / RECORD, record.model_dump_json().encode())
     return record
 
 
-def _read(home: Path) -> ServerRecord | None:
+def _last_port(home: Path) -> int:
+    """The port that it had before, where that is free: whoever was told it finds it again."""
     try:
-        return ServerRecord.model_validate_json((home / "server.json").read_text())
-    except (FileNotFoundError, ValueError):
-        return None
+        port = int(json.loads((home / RECORD).read_text())["port"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return _free_port()
+    return port if _free(port) else _free_port()
 
 
 def _answers(api: str) -> bool:

@@ -11,7 +11,8 @@ import pytest
 from run_fixtures import group_of, store_rollouts
 
 from flows import server
-from flows.server import ServerRecord, started, stop_server
+from flows.daemons import started
+from flows.server import ServerRecord, stop_server
 from steps.common.runs import RunRecord, locked, write_record
 
 NIGHTSCHOOL = Path(sys.executable).parent / "nightschool"
