@@ -147,7 +147,7 @@ def up() -> None:
 
 @app.command()
 def down() -> None:
-    """Stop the server and the worker that `up` and `train` started. What they ran goes on when it is run again."""
+    """Stop the server and the worker that `up` and `train` started, and remove the containers that runs have left."""
     from flows.up import take_down
 
     for line in take_down():

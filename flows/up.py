@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flows.command import client_settings
 from flows.daemons import Daemon, spawn, started
+from flows.runtimes.containers import answers, sweep_runs
 from flows.server import ensure_server, home, stop_server, wait_until_ready
 from steps.common.errors import InvalidInputs, NightschoolError
 from steps.common.runs import RUNS, runs_folder
@@ -62,7 +63,7 @@ def bring_up() -> Iterator[str]:
 
 
 def take_down() -> Iterator[str]:
-    """Stops what `bring_up` and `nightschool train` started, and gives the lines that say so."""
+    """Stops what `bring_up` and `nightschool train` started, removes the containers that runs have left, and says so."""
     worker = WorkerRecord.read(home() / RECORD)
     if worker:
         worker.stop()
@@ -71,6 +72,8 @@ def take_down() -> Iterator[str]:
         yield "stopped the server"
     elif not worker:
         yield "there was none"
+    if answers() and (removed := sweep_runs(runs_folder())):
+        yield f"removed {removed} containers"
 
 
 def ensure_worker(home: Path, api: str) -> WorkerRecord:
