@@ -63,7 +63,7 @@ def bring_up() -> Iterator[str]:
 
 
 def take_down() -> Iterator[str]:
-    """Stops what `bring_up` and `nightschool train` started, removes the containers that runs have left, and says so."""
+    """Stops what `bring_up` and `nightschool train` started, removes containers that runs have left, and says so."""
     worker = WorkerRecord.read(home() / RECORD)
     if worker:
         worker.stop()
