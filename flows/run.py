@@ -27,6 +27,8 @@ class Run:
 
     def __init__(self, root: Path, plan: Plan, runtime: Runtime, server: ModelServer) -> None:
         self.root, self.plan = root, plan
+        self.news = False
+        """Was any artifact made, and not found? Whoever has told of it sets it back."""
         self._runtime, self._server = runtime, server
 
     @classmethod
@@ -77,7 +79,9 @@ class Run:
         if step.name == "train":
             self._server.rest(say)
         timeout = getattr(self.plan.config.timeouts, step.name)
-        return self._runtime.run(step, inputs, path, env=env, timeout=timeout, say=say)
+        artifact = self._runtime.run(step, inputs, path, env=env, timeout=timeout, say=say)
+        self.news = True
+        return artifact
 
     def serve(self, checkpoint: Checkpoint, say: Say) -> dict[str, str]:
         """Has the model server up for `checkpoint`; returns the environment variables that say where."""

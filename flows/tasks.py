@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
+from flows.breakfast import show_report
 from flows.run import Run
 from steps.collate import COLLATE, CollateInputs
 from steps.common import layout
@@ -96,6 +97,12 @@ def train(run: Run, inputs: TrainInputs) -> Checkpoint:
 def evaluate(run: Run, inputs: EvaluateInputs) -> Evaluation:
     """Plays the held-out tasks."""
     return made(run, EVALUATE, inputs, layout.evaluation(inputs.checkpoint.iteration), policy=inputs.checkpoint)
+
+
+@tried_again("report")
+def report(run: Run) -> None:
+    """Brings the run's report up to date, here and in the UI."""
+    show_report(run.root)
 
 
 def made(

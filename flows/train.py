@@ -48,9 +48,12 @@ def improve(plan: Plan) -> list[Evaluation]:
             groups = tasks.group.submit(run, plan.group(rollouts)).result()
             batch = tasks.collate.submit(run, plan.collate(groups, rollouts)).result()
             checkpoint = tasks.train.submit(run, plan.train(checkpoint, batch)).result()
+            report_if_new(run)
             idle = count_idle(run, idle, groups, batch)
         serve_if_needed(run, checkpoint)
-        return evaluations + evaluate_if_due(run, checkpoint)
+        evaluations += evaluate_if_due(run, checkpoint)
+        report_if_new(run)
+        return evaluations
 
 
 def start(run: Run) -> Checkpoint:
@@ -78,6 +81,13 @@ def roll_out(run: Run, checkpoint: Checkpoint) -> list[Rollouts]:
     shards = tasks.rollout.map(unmapped(run), run.plan.shards(checkpoint))
     shards.wait()
     return shards.result()
+
+
+def report_if_new(run: Run) -> None:
+    """The report, where anything was made since the last one. Where it fails, its task does, and nothing stops."""
+    if run.news:
+        run.news = False
+        tasks.report.submit(run).wait()
 
 
 def count_idle(run: Run, idle: int, groups: Groups, batch: Batch) -> int:

@@ -1,0 +1,35 @@
+"""A run's report as Prefect shows it: artifacts under the run's name, of which each iteration adds a version."""
+
+import re
+from base64 import b64encode
+from pathlib import Path
+
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from steps.common.report import Report, cells, curve, report_of, write_html
+
+SHOWN = 200
+"""Iterations in the table: the newest. The page in the run's folder has all of them."""
+
+
+def show_report(root: Path) -> None:
+    """Writes `report.html`, and makes the artifacts `<run>-rewards` and `<run>-iterations`."""
+    report = report_of(root)
+    page = write_html(root, report)
+    key = re.sub("[^a-z0-9]+", "-", report.run.lower()).strip("-")
+    create_markdown_artifact(
+        markdown(report, page), key=f"{key}-rewards", description=f"Rewards of the run {report.run}."
+    )
+    create_table_artifact(
+        [cells(row) for row in reversed(report.iterations[-SHOWN:])],
+        key=f"{key}-iterations",
+        description=f"Iterations of the run {report.run}, the newest first.",
+    )
+
+
+def markdown(report: Report, page: Path) -> str:
+    """The curve, held-out rewards, and where the page is."""
+    picture = f"![rewards](data:image/svg+xml;base64,{b64encode(curve(report).encode()).decode()})"
+    rows = [f"| {e.iteration} | {e.reward:.3f} ± {e.stderr:.3f} | {e.n} |" for e in report.evaluations]
+    table = ["| checkpoint | held-out reward | tasks |", "| --- | --- | --- |", *rows] if rows else []
+    return "\n".join([f"## {report.run}", "", picture, "", *table, "", f"Every iteration: `{page}`"])
