@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from steps.common.errors import InvalidInputs, ServerFault
 from steps.common.models import find_model
 from steps.common.step import exit_status_of
-from steps.serving.command import HOST, installed_platform, vllm_command
+from steps.serving.command import EVERYWHERE, HOST, installed_platform, vllm_command
 from steps.serving.endpoint import Endpoint
 from steps.serving.settings import ServeInputs
 from steps.serving.supervisor import (
@@ -45,7 +45,12 @@ def serve(
         started = time.monotonic()
         with running(command, log) as process:
             endpoint = Endpoint(
-                base_url=f"http://{HOST}:{port}/v1", api_key=api_key, pid=process.pid, model=name, inputs=inputs
+                base_url=f"http://{HOST if host == EVERYWHERE else host}:{port}/v1",
+                api_key=api_key,
+                pid=process.pid,
+                model=name,
+                root=root.resolve(),
+                inputs=inputs,
             )
             wait_until_ready(endpoint, alive=lambda: process.poll() is None)
             try:

@@ -304,7 +304,12 @@ def test_nan_is_no_answer() -> None:
 
 def test_the_endpoint_file_is_private(tmp_path: Path) -> None:
     endpoint = Endpoint(
-        base_url="http://x/v1", api_key="k", pid=1, model="base", inputs=ServeInputs(base_model="owner/name")
+        base_url="http://x/v1",
+        api_key="k",
+        pid=1,
+        model="base",
+        root=tmp_path,
+        inputs=ServeInputs(base_model="owner/name"),
     )
     assert Endpoint.read(tmp_path / "e.json") is None
     endpoint.write(tmp_path / "e.json")
@@ -352,7 +357,9 @@ def other_server() -> Iterator[tuple[int, list[str]]]:
 def test_another_server_on_the_port_is_not_ours(other_server: tuple[int, list[str]]) -> None:
     port, asked = other_server
     inputs = ServeInputs(base_model="owner/name", settings=ServeSettings(startup_timeout=0.5))
-    endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", pid=1, model="base-1", inputs=inputs)
+    endpoint = Endpoint(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="k", pid=1, model="base-1", root=Path(), inputs=inputs
+    )
     with pytest.raises(ServerFault, match=r"did not answer within 0\.5 s"):
         wait_until_ready(endpoint, alive=lambda: True)
     assert set(asked) == {"/v1/models"}

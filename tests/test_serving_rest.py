@@ -39,7 +39,7 @@ class StubVllm:
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         Thread(target=self._http.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{self._http.server_port}/v1"
-        Endpoint(base_url=url, api_key="k", pid=1, model="base-1", inputs=inputs).write(self.endpoint)
+        Endpoint(base_url=url, api_key="k", pid=1, model="base-1", root=folder, inputs=inputs).write(self.endpoint)
         events.append("start")
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

@@ -5,9 +5,10 @@ from pathlib import Path
 from flows.runtimes.base import Runtime
 from flows.runtimes.docker_settings import DockerSettings
 from flows.runtimes.inline import InlineRuntime, InlineSettings
+from flows.runtimes.pool_settings import PoolSettings
 from flows.runtimes.process import ProcessRuntime, ProcessSettings
 
-RuntimeSettings = InlineSettings | ProcessSettings | DockerSettings
+RuntimeSettings = InlineSettings | ProcessSettings | DockerSettings | PoolSettings
 
 
 def make_runtime(settings: RuntimeSettings, root: Path) -> Runtime:
@@ -21,3 +22,7 @@ def make_runtime(settings: RuntimeSettings, root: Path) -> Runtime:
             from flows.runtimes.docker import DockerRuntime  # its SDK takes a while to load
 
             return DockerRuntime(root, settings)
+        case PoolSettings():
+            from flows.runtimes.pool import PoolRuntime  # and so does Prefect
+
+            return PoolRuntime(root, settings)

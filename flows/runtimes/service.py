@@ -12,6 +12,7 @@ from flows.runtimes.places import python_of
 from steps.common import layout
 from steps.common.errors import DO_NOT_RETRY, InvalidInputs, ServerFault
 from steps.common.storage import write_atomically
+from steps.serving.command import HOST
 from steps.serving.settings import ServeInputs
 
 FOLDER = f"{layout.LOGS}/serve"
@@ -31,14 +32,17 @@ class LocalService:
         self._reader.start()
 
     @classmethod
-    def start(cls, root: Path, inputs: ServeInputs, say: Say) -> Self:
-        """Starts the server and waits until it is ready. Raises `InvalidInputs` and `ServerFault`."""
+    def start(cls, root: Path, inputs: ServeInputs, say: Say, host: str = HOST) -> Self:
+        """Starts the server on the address `host` and waits until it is ready.
+
+        Raises `InvalidInputs` and `ServerFault`.
+        """
         folder = root / FOLDER
         endpoint, asked = folder / "endpoint.json", folder / "inputs.json"
         endpoint.unlink(missing_ok=True)
         write_atomically(asked, inputs.model_dump_json(indent=1).encode())
         command = [str(python_of("serve")), "-m", "steps.serve", "--root", str(root), "--inputs", str(asked)]
-        command += ["--endpoint", str(endpoint), "--log", str(folder / "vllm.log")]
+        command += ["--endpoint", str(endpoint), "--log", str(folder / "vllm.log"), "--host", host]
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

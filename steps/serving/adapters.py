@@ -40,16 +40,16 @@ def load_adapter(endpoint: Endpoint, root: Path, checkpoint: Checkpoint) -> Poli
     Raises `CorruptArtifact` and `InvalidInputs` for an adapter that can't be served, `WrongWeights` where the server
     does not answer as the checkpoint, `ServerFault` where it does not answer.
     """
-    folder = (root / checkpoint.path).resolve()
+    folder, served_from = root / checkpoint.path, endpoint.root / checkpoint.path
     version, before = (f"{root.resolve().name}-{checkpoint.iteration - age:04d}-" for age in (0, 1))
     name = version + checkpoint.digest[:8]
     with Client(endpoint) as client:
         if name not in client.models():
             validate_adapter(folder, endpoint.inputs.lora)
-            _load(client, name, folder)
+            _load(client, name, served_from)
         models = client.models()
-        if (source := models.get(name)) != str(folder):
-            raise WrongWeights(f"the server knows {name} from {source}, not from {folder}: start it again")
+        if (source := models.get(name)) != str(served_from):
+            raise WrongWeights(f"the server knows {name} from {source}, not from {served_from}: start it again")
         served = {"previous": other for other in models if other.startswith(before)}  # noqa: B035 (one at most)
         # vLLM 0.32 on a CPU answers for the base with an adapter that is in the same batch, so the base can be asked
         # only where no other adapter may be at work.

@@ -17,6 +17,7 @@ from steps.serving.settings import ServeInputs, ServeSettings
 
 Platform = Literal["cpu", "cuda"]
 HOST = "127.0.0.1"
+EVERYWHERE = "0.0.0.0"
 CPU_BATCH = 8192
 """Tokens that one pass may process."""
 

@@ -24,6 +24,8 @@ class Endpoint(Record):
     """Of vLLM, the leader of its process group."""
     model: str
     """The base model's name, which no other server has."""
+    root: Path
+    """The run's folder as the server finds it: another machine may have mounted it elsewhere."""
     inputs: ServeInputs
     """What it serves."""
 
