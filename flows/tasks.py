@@ -12,7 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
-from flows.breakfast import show_report
+from flows.report import show_report
 from flows.run import Run
 from steps.collate import COLLATE, CollateInputs
 from steps.common import layout

@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,12 @@ from steps.common import layout
 from steps.common.artifacts import read_manifest
 from steps.common.nights import Night
 from steps.common.runs import RUNS
+from steps.common.status import status_of
 
 COMMANDS = Path(sys.executable).parent
 DEPLOYMENTS = Path(__file__).parent.parent / "prefect.yaml"
 FAR_EAST = "Pacific/Kiritimati"  # 14 hours ahead
+NIGHT = ["--param", "config=night.toml"]
 RECORDS = {"server.json": ServerRecord, "worker.json": WorkerRecord}
 
 
@@ -71,12 +75,20 @@ class Machine:
         keys = ("id", "name", "parameters", "tags", "entrypoint", "pull_steps", "trigger")
         found = []
         for what in ("deployments", "work_pools", "automations"):
-            request = urllib.request.Request(
-                f"{self.environment['PREFECT_API_URL']}/{what}/filter", b"{}", {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                found.append([{key: row.get(key) for key in keys} for row in json.load(answer)])
+            found.append([{key: row.get(key) for key in keys} for row in self.rows(what)])
         return found
+
+    def rows(self, what: str) -> list[dict[str, Any]]:
+        request = urllib.request.Request(
+            f"{self.environment['PREFECT_API_URL']}/{what}/filter", b"{}", {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            rows: list[dict[str, Any]] = json.load(answer)
+        return rows
+
+    def flow_run(self) -> dict[str, Any]:
+        """The one that is not just scheduled."""
+        return next(row for row in self.rows("flow_runs") if row["state_type"] != "SCHEDULED" or row["run_count"])
 
     def processes(self) -> dict[str, int | None]:
         found = {name: kind.read(self.home / name) for name, kind in RECORDS.items()}
@@ -99,7 +111,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_machine_trains_on_demand_and_by_night(
-    steps: Steps, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: Steps, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUNS, str(machine.runs))
     train(config_of(machine.project))  # what takes models is made here, by tiny steps
@@ -108,7 +120,7 @@ def test_a_machine_trains_on_demand_and_by_night(
 
     said = machine.run("nightschool", "up")
     assert "nightly/nightly (0 2 * * * Pacific/Kiritimati), train/on-demand" in said
-    api = next(line.partition("=")[2] for line in said.splitlines() if "export PREFECT_API_URL" in line)
+    api = api_in(said)
     processes = machine.processes()
     assert all(processes.values())
     machine.environment["PREFECT_API_URL"] = api
@@ -121,7 +133,7 @@ def test_a_machine_trains_on_demand_and_by_night(
     assert machine.processes() == processes
     assert machine.listed() == before
 
-    watched = ["--watch", "--watch-timeout", "150", "--param", "config=night.toml"]
+    watched = ["--watch", "--watch-timeout", "150", *NIGHT]
     again = json.dumps({"iteration": 1, "step": "group"})
     machine.run("prefect", "deployment", "run", "train/on-demand", *watched, "--param", f"rewind={again}")
     anew = read_manifest(root / "iterations/0001/groups")
@@ -136,6 +148,55 @@ def test_a_machine_trains_on_demand_and_by_night(
     assert machine.run("nightschool", "down") == "stopped the worker\nstopped the server\n"
     assert machine.processes() == {"server.json": None, "worker.json": None}
     assert not alive(machine.project)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_flow_run_killed_with_its_worker_is_retried(
+    steps: Steps, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNS, str(machine.runs))
+    train(config_of(machine.project))
+    held = machine.project / "held"
+    held.mkdir()
+    (held / "group").touch()  # the step waits before its artifact counts
+    machine.environment |= {"HELD": str(held), "PYTHONPATH": str(Path(__file__).parent / "held")}
+
+    api = api_in(machine.run("nightschool", "up"))
+    machine.environment["PREFECT_API_URL"] = api
+    again = json.dumps({"iteration": 1, "step": "group"})
+    machine.run("prefect", "deployment", "run", "train/on-demand", "--param", f"rewind={again}", *NIGHT)
+    wait_for((held / "group.waiting").exists, 120)
+    for pid in alive(machine.project):
+        if "uvicorn" not in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    wait_for(lambda: machine.flow_run()["state_type"] == "CRASHED", 120)
+    print(f"called crashed {time.monotonic() - killed:.0f} s after the kill")
+
+    (held / "group").unlink()
+    del machine.environment["PREFECT_API_URL"]
+    machine.run("nightschool", "up")
+    machine.environment["PREFECT_API_URL"] = api
+    machine.run("prefect", "flow-run", "retry", machine.flow_run()["id"])
+    wait_for(lambda: machine.flow_run()["state_type"] == "COMPLETED", 120)
+    root = machine.runs / "night"
+    assert status_of(root).state == "finished"
+    assert not list(root.rglob("*.partial"))
+    assert len(list(root.glob("superseded/*"))) == 1  # the retry did not go back again
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.5)
+
+
+def api_in(said: str) -> str:
+    return next(line.partition("=")[2] for line in said.splitlines() if "export PREFECT_API_URL" in line)
 
 
 def alive(folder: Path) -> list[int]:
