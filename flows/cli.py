@@ -116,14 +116,16 @@ def rescore(
 ) -> None:
     """Score stored rollouts anew, after the environment's score changed, and go on from there.
 
-    Plays nothing: the next training scores what is stored. Where an iteration's groups come out as they were, all that
-    follows from them comes back; after the first that come out otherwise, new checkpoints play.
+    Plays nothing. Where an iteration's groups come out as they were, all that follows from them comes back in the next
+    training; after the first that come out otherwise, new checkpoints play.
     """
-    from steps.common.rewind import rescore as set_aside
+    from flows.rescore import rescore_run
     from steps.common.runs import find_run
 
-    folder, paths = set_aside(find_run(run), first)
-    typer.echo(f"set {len(paths)} folders aside in {folder}; `nightschool train` scores the stored rollouts anew")
+    for when, groups in zip(("then", "now "), rescore_run(find_run(run), first), strict=True):
+        reward = "none" if groups.mean_reward is None else f"{groups.mean_reward:.4f}"
+        typer.echo(f"{when}  mean reward {reward}, {groups.kept} of {groups.groups} groups kept")
+    typer.echo("`nightschool train` goes on from there")
 
 
 @app.command()

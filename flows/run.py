@@ -47,14 +47,13 @@ class Run:
             with closing(server), closing(runtime):  # the steps first: they would miss the server
                 yield cls(root, plan, runtime, server)
 
-    def checkpoint(self, iteration: int) -> Checkpoint:
-        """One that is finished, as it is: whatever its settings were. Raises `CorruptArtifact`."""
-        path = layout.checkpoint(iteration)
+    def read(self, kind: type[ArtifactT], path: str) -> ArtifactT:
+        """An artifact that is finished, as it is: whatever its settings were. Raises `CorruptArtifact`."""
         manifest = read_manifest(self.root / path)
         if manifest is None:
             raise CorruptArtifact(f"{self.root / path} has no {layout.MANIFEST}: it was never finished")
         check_files(self.root / path, manifest)
-        return Checkpoint.model_validate({**manifest.artifact, "path": path, "digest": manifest.digest})
+        return kind.model_validate({**manifest.artifact, "path": path, "digest": manifest.digest})
 
     def is_unplayed(self, checkpoint: Checkpoint) -> bool:
         """Is its evaluation, or a shard of its iteration, still to be played?"""

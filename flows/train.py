@@ -13,6 +13,7 @@ from flows import tasks
 from flows.parameters import Settings, go_back, run_name, settings_of
 from flows.plan import Plan
 from flows.run import Run
+from steps.common import layout
 from steps.common.artifacts import Batch, Checkpoint, Evaluation, Groups, Rollouts
 from steps.common.errors import NightschoolError
 from steps.common.rewind import Rewind
@@ -60,7 +61,7 @@ def start(run: Run) -> Checkpoint:
     """The checkpoint to start from; 0 is on a base model that may have to be made first."""
     made = tasks.pretrain.submit(run, run.plan.pretrain()).result() if run.plan.config.model.pretrain else None
     untrained = tasks.initialize.submit(run, run.plan.initialize(made)).result()
-    return run.checkpoint(run.plan.first) if run.plan.first else untrained
+    return run.read(Checkpoint, layout.checkpoint(run.plan.first)) if run.plan.first else untrained
 
 
 def serve_if_needed(run: Run, checkpoint: Checkpoint) -> None:

@@ -100,7 +100,7 @@ steps = 1
         ("rewind night --iteration 3 --step train", "has nothing that train of iteration 3 made"),
         ("rewind night --iteration 0 --step rollout --shard 1", "nothing that rollout of iteration 0, shard 1 made"),
         ("rewind night --iteration 0 --step group --shard 0", "only rollouts have shards, not group"),
-        ("rescore night --from 0", "has no groups of iteration 0"),
+        ("rescore night --from 0", "run.json: name is missing"),
         ("train {runs}/nowhere.toml", "can't read {runs}/nowhere.toml: No such file or directory"),
         ("train {config} --set environment.name=chess", "there is no environment 'chess'"),
         ("train {config} --set environment.name=no_such.module:Thing", "no module 'no_such' can be imported"),

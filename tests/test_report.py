@@ -82,8 +82,9 @@ def artifacts() -> Any:
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_every_iteration_adds_a_version(steps: Steps, runs: Path, tmp_path: Path, artifacts: Any) -> None:
-    train(config_of(tmp_path))
-    root = runs / "night"
+    config = config_of(tmp_path, "name=Early_Bird.2")
+    train(config)
+    root = runs / "Early_Bird.2"
     told = report_of(root)
     assert [(row.iteration, row.reward, row.held_out, row.kept) for row in told.iterations] == [
         (0, 0.5, 0.5, 4),
@@ -92,14 +93,14 @@ def test_every_iteration_adds_a_version(steps: Steps, runs: Path, tmp_path: Path
     assert list(told.iterations[0].seconds) == ["rollout", "group", "collate", "train", "evaluate"]
     assert "<polyline" in (root / "report.html").read_text()
 
-    rewards, tables = artifacts("night-rewards"), artifacts("night-iterations")
+    rewards, tables = artifacts("early-bird-2-rewards"), artifacts("early-bird-2-iterations")
     assert len(rewards) == len(tables) == 3  # after each iteration, and after the last evaluation
     assert re.search(r"!\[rewards\]\(data:image/svg\+xml;base64,[\w+/=]+\)", rewards[0].data)
     assert "| 2 | 0.500 ± 0.100 | 3 |" in rewards[0].data
     assert '"iteration": "1"' in tables[0].data
 
-    train(config_of(tmp_path))  # nothing is new
-    assert len(artifacts("night-rewards")) == 3
+    train(config)  # nothing is new
+    assert len(artifacts("early-bird-2-rewards")) == 3
 
 
 @pytest.mark.slow

@@ -7,11 +7,12 @@ from flow_fixtures import Steps, config_of
 from prefect import flow
 
 from flows.parameters import go_back
+from flows.rescore import rescore_run
 from flows.train import train
 from steps.common import layout
 from steps.common.artifacts import read_manifest
 from steps.common.errors import InvalidInputs
-from steps.common.rewind import Rewind, bring_back, rescore, rewind
+from steps.common.rewind import Rewind, bring_back, rewind
 from steps.common.status import status_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server"), pytest.mark.timeout(200)]
@@ -90,6 +91,16 @@ def test_a_rewind_that_was_killed_undoes_itself(steps: Steps, root: Path, tmp_pa
     assert "checkpoints/0000" not in steps.served
 
 
+def test_groups_of_an_unfinished_shard_are_played_again(steps: Steps, root: Path, tmp_path: Path) -> None:
+    shards = root / "iterations/0001/rollouts"
+    (shards / "001").rename(shards / ".001.0123456789ab.groups")
+    for shard, left in ((0, [".001.0123456789ab.groups"]), (None, [])):
+        rewind(root, Rewind(iteration=1, step="rollout", shard=shard))
+        assert [path.name for path in shards.iterdir()] == left
+    train(config_of(tmp_path))
+    assert sorted(steps.made) == ["iterations/0001/rollouts/000", "iterations/0001/rollouts/001"]
+
+
 def test_settings_that_changed_are_still_refused(steps: Steps, root: Path, tmp_path: Path) -> None:
     rewind(root, Rewind(iteration=1, step="train"))
     with pytest.raises(InvalidInputs, match=r"learning_rate: 1e-05 then, 0.5 now"):
@@ -99,14 +110,14 @@ def test_settings_that_changed_are_still_refused(steps: Steps, root: Path, tmp_p
 
 def test_rescoring_what_scores_the_same_plays_nothing(steps: Steps, root: Path, tmp_path: Path) -> None:
     before = manifests(root)
-    aside, paths = rescore(root, 0)
-    assert {"iterations/0000/groups", "iterations/0000/batch", "iterations/0001"} <= set(paths)
+    then, now = rescore_run(root, 0)
+    assert then == now.model_copy(update={"path": then.path})
+    assert "iterations/0001/groups" not in manifests(root)
     train(config_of(tmp_path))
-    assert (steps.made, steps.served) == ([], ["stopped"])
+    assert (steps.made, steps.served) == ([], ["stopped"] * 2)
     after = manifests(root)
     anew = {path for path in before if before[path] != after[path]}
     assert anew == {"iterations/0000/groups", "iterations/0001/groups"}  # later ones are scored anew as well
-    assert read_manifest(aside / "iterations/0001/groups")
 
 
 def test_rescoring_plays_only_with_what_was_learnt(
@@ -118,11 +129,12 @@ def test_rescoring_plays_only_with_what_was_learnt(
         return [1.0, 0.0]
 
     monkeypatch.setattr(TicTacToe, "score", score)
-    rescore(root, 0)
+    then, now = rescore_run(root, 0)
+    assert then.digest != now.digest
     steps.raises["checkpoints/0001"] = [InvalidInputs("stop here")]
     with pytest.raises(InvalidInputs, match="stop here"):
         train(config_of(tmp_path))
-    assert (steps.made, steps.served) == (["checkpoints/0001"], ["stopped"])  # no request to a model so far
+    assert (steps.made, steps.served) == (["checkpoints/0001"], ["stopped"] * 2)  # no request to a model so far
     assert read_manifest(root / "iterations/0000/batch")
     train(config_of(tmp_path))
     assert sorted(steps.made[1:]) == sorted([*AFTER_0, "checkpoints/0002", "evaluations/0002"])

@@ -22,9 +22,14 @@ def checkpoint(iteration: int) -> str:
     return f"checkpoints/{iteration:04d}"
 
 
+def shards(iteration: int) -> str:
+    """All of an iteration's rollouts."""
+    return f"iterations/{iteration:04d}/rollouts"
+
+
 def rollouts(iteration: int, shard: int) -> str:
     """Trajectories of one shard: whole groups."""
-    return f"iterations/{iteration:04d}/rollouts/{shard:03d}"
+    return f"{shards(iteration)}/{shard:03d}"
 
 
 def groups(iteration: int) -> str:

@@ -145,8 +145,8 @@ def _iteration(root: Path, i: int, groups: Manifest, held_out: float | None) -> 
 
 
 def _seconds(root: Path, i: int, groups: Manifest, following: Manifest | None) -> Iterator[tuple[str, float]]:
-    folder = f"iterations/{i:04d}/rollouts"
-    shards = [read_manifest(root / layout.rollouts(i, shard)) for shard in layout.numbered(root, folder)]
+    numbers = layout.numbered(root, layout.shards(i))
+    shards = [read_manifest(root / layout.rollouts(i, shard)) for shard in numbers]
     if spans := [(m.started, m.started + timedelta(seconds=m.seconds)) for m in shards if m]:
         yield "rollout", (max(end for _, end in spans) - min(start for start, _ in spans)).total_seconds()
     others: Sequence[tuple[str, Manifest | None]] = [

@@ -110,10 +110,9 @@ def _made_by(root: Path, target: Rewind) -> Iterator[str]:
     """Paths of the step's own artifacts; of rollouts also the groups that an unfinished shard has played."""
     i = target.iteration
     if target.step == "rollout":
-        shards = "*" if target.shard is None else f"{target.shard:03d}"
-        parent = root / layout.rollouts(i, 0)
-        yield from (path.relative_to(root).as_posix() for path in sorted(parent.parent.glob(shards)))
-        yield from (path.relative_to(root).as_posix() for path in sorted(parent.parent.glob(f".{shards}.*")))
+        shards = "[0-9]*" if target.shard is None else f"{target.shard:03d}"
+        for names in (shards, f".{shards}.*"):
+            yield from (f"{layout.shards(i)}/{path.name}" for path in sorted((root / layout.shards(i)).glob(names)))
     elif target.shard is not None:
         raise InvalidInputs(f"only rollouts have shards, not {target.step}")
     else:
