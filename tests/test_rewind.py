@@ -11,7 +11,7 @@ from flows.rescore import rescore_run
 from flows.train import train
 from steps.common import layout
 from steps.common.artifacts import read_manifest
-from steps.common.errors import InvalidInputs
+from steps.common.errors import CorruptArtifact, InvalidInputs
 from steps.common.rewind import Rewind, bring_back, rewind
 from steps.common.status import status_of
 
@@ -99,6 +99,13 @@ def test_groups_of_an_unfinished_shard_are_played_again(steps: Steps, root: Path
         assert [path.name for path in shards.iterdir()] == left
     train(config_of(tmp_path))
     assert sorted(steps.made) == ["iterations/0001/rollouts/000", "iterations/0001/rollouts/001"]
+
+
+def test_a_damaged_record_is_named(root: Path) -> None:
+    aside, _ = rewind(root, Rewind(iteration=1, step="train"))
+    (aside / "rewind.json").write_text("{")
+    with pytest.raises(CorruptArtifact, match=r"rewind\.json can't be read.*move .* away"):
+        bring_back(root, "checkpoints/0002", "0" * 64)
 
 
 def test_settings_that_changed_are_still_refused(steps: Steps, root: Path, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from steps.common import layout
 from steps.common.artifacts import Record, read_manifest
-from steps.common.errors import InvalidInputs
+from steps.common.errors import CorruptArtifact, InvalidInputs
 from steps.common.runs import locked
 from steps.common.step import sweep_partials
 from steps.common.storage import sync, write_atomically
@@ -148,11 +148,21 @@ def _from_checkpoint(root: Path, first: int) -> list[str]:
 
 
 def _rewinds(root: Path) -> Iterator[tuple[Path, RewindRecord | None]]:
-    """The folders of what was set aside, newest first, with their records."""
+    """The folders of what was set aside, newest first, with their records. Raises `CorruptArtifact`."""
     parent = root / layout.SUPERSEDED
     for aside in sorted(parent.iterdir(), reverse=True) if parent.is_dir() else []:
-        file = aside / RECORD
-        yield aside, RewindRecord.model_validate_json(file.read_text()) if file.exists() else None
+        yield aside, _read(aside / RECORD)
+
+
+def _read(file: Path) -> RewindRecord | None:
+    try:
+        return RewindRecord.model_validate_json(file.read_text())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise CorruptArtifact(
+            f"{file} can't be read ({error.errors()[0]['msg']}): move {file.parent} away, and nothing in it comes back"
+        ) from None
 
 
 def _name(target: Rewind) -> str:
