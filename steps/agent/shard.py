@@ -120,15 +120,13 @@ class Shard:
         return [self._groups[index] for index in range(len(self._tasks))]
 
     async def _play_group(self, index: int) -> None:
-        group = self._groups[index] = TrajectoryGroup(self._tasks[index], [])
+        self._groups[index] = TrajectoryGroup(self._tasks[index], [])
         async with asyncio.TaskGroup() as attempts:
             for attempt in range(self._group_size):
-                attempts.create_task(self._play_attempt(group, attempt))
-        group.trajectories.sort(key=lambda trajectory: trajectory.attempt)
-        # In a thread: a slow disk keeps no other rollout waiting.
-        await asyncio.to_thread(self._store.commit, index, group)
+                attempts.create_task(self._play_attempt(index, attempt))
 
-    async def _play_attempt(self, group: TrajectoryGroup, attempt: int) -> None:
+    async def _play_attempt(self, index: int, attempt: int) -> None:
+        group = self._groups[index]
         async with self._slots:
             trajectory = await play(self._venue, group.task, attempt)
         group.trajectories.append(trajectory)
@@ -136,6 +134,20 @@ class Shard:
         self._failed += trajectory.failure is not None
         if self._failed > self._allowed:
             raise _Enough
+        if len(group.trajectories) == self._group_size:
+            await self._commit(index)
+
+    async def _commit(self, index: int) -> None:
+        """Makes a finished group durable, also where something else ends the shard meanwhile."""
+        group = self._groups[index]
+        group.trajectories.sort(key=lambda trajectory: trajectory.attempt)
+        # In a thread: a slow disk keeps no other rollout waiting.
+        work = asyncio.create_task(asyncio.to_thread(self._store.commit, index, group))
+        try:
+            await asyncio.shield(work)
+        finally:
+            await asyncio.wait({work})
+            work.exception()  # raised above, or the shard ends by another error already
 
     def _failures(self) -> list[Failure]:
         return [t.failure for group in self._groups.values() for t in group.trajectories if t.failure]
