@@ -15,7 +15,8 @@ from typing import Protocol
 
 from steps.common import layout
 from steps.common.errors import DO_NOT_RETRY, InvalidInputs, NightschoolError, StepFailed
-from steps.common.step import ArtifactT, InputsT, Step
+from steps.common.step import ArtifactT, Inputs, InputsT, Step
+from steps.common.storage import write_atomically
 from steps.serving.settings import ServeInputs
 
 ERROR = "error: "
@@ -85,7 +86,7 @@ class StepLog:
     def __init__(self, root: Path, step: str, path: str, say: Say) -> None:
         self.file = root / layout.log(step, path)
         self.last: deque[str] = deque(maxlen=self.KEPT)
-        self._say = say
+        self._root, self._say = root, say
         self.file.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, line: str) -> None:
@@ -97,6 +98,18 @@ class StepLog:
                 file.write(line + "\n")
         except OSError as error:
             self._say(f"can't write to {self.file}: {error.strerror}")
+
+    def keep(self, inputs: Inputs) -> Path:
+        """Writes the attempt's inputs beside its log, where the step reads them."""
+        file = self.file.with_suffix(".json")
+        write_atomically(file, inputs.model_dump_json(indent=1).encode())
+        return file
+
+    def artifact_of(self, step: Step[InputsT, ArtifactT], inputs: InputsT, path: str) -> ArtifactT:
+        """What a step that ended well has left. Raises `StepFailed` where that is nothing."""
+        if artifact := step.finished(inputs, self._root, path):
+            return artifact
+        raise StepFailed(f"{path}: the step ended well and left no artifact (log {self.file})")
 
     def failure(self, path: str, status: int, hint: str = "") -> NightschoolError:
         """The error for an attempt that ended with `status`; negative: by that signal."""

@@ -38,7 +38,6 @@ from flows.runtimes.process import killed_by, module_of
 from flows.runtimes.served import ContainerService
 from steps.common.errors import InvalidInputs, StepFailed
 from steps.common.step import ArtifactT, Inputs, InputsT, Step
-from steps.common.storage import write_atomically
 from steps.serving.settings import ServeInputs
 
 PLAYS = frozenset({"rollout", "evaluate"})
@@ -75,8 +74,7 @@ class DockerRuntime(Runtime):
         say: Say,
     ) -> ArtifactT:
         log = StepLog(self.root, step.name, path, say)
-        asked = log.file.with_suffix(".json")
-        write_atomically(asked, inputs.model_dump_json(indent=1).encode())
+        asked = log.keep(inputs)
         command = [module_of(step), "--root", str(self.root), "--path", path, "--inputs", str(asked)]
         with self._slots:
             with self._lock:
@@ -86,9 +84,7 @@ class DockerRuntime(Runtime):
                 self._await(container, path, timeout, log)
             finally:
                 remove(container)
-        if artifact := step.finished(inputs, self.root, path):
-            return artifact
-        raise StepFailed(f"{path}: the step ended well and left no artifact (log {log.file})")
+        return log.artifact_of(step, inputs, path)
 
     def _adopted(self, inputs: Inputs, path: str, say: Say) -> Any | None:
         """The container of an earlier flow that makes this very artifact."""

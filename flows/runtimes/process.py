@@ -21,7 +21,6 @@ from steps.common import layout
 from steps.common.artifacts import Record
 from steps.common.errors import InvalidInputs, StepFailed
 from steps.common.step import ArtifactT, InputsT, Step
-from steps.common.storage import write_atomically
 from steps.serving.settings import ServeInputs
 
 IMPORTED: dict[Place, Sequence[str]] = {
@@ -60,16 +59,13 @@ class ProcessRuntime(Runtime):
         say: Say,
     ) -> ArtifactT:
         log = StepLog(self.root, step.name, path, say)
-        asked = log.file.with_suffix(".json")
-        write_atomically(asked, inputs.model_dump_json(indent=1).encode())
+        asked = log.keep(inputs)
         for place in IMPORTED:  # all of them: they import while the first one works
             self._parent(place)
         argv = [module_of(step), "--root", str(self.root), "--path", path, "--inputs", str(asked)]
         with self._slots:
             self._attempt(place_of(step.name), argv, path, env, timeout, log)
-        if artifact := step.finished(inputs, self.root, path):
-            return artifact
-        raise StepFailed(f"{path}: the step ended well and left no artifact (log {log.file})")
+        return log.artifact_of(step, inputs, path)
 
     def _attempt(
         self, place: Place, argv: Sequence[str], path: str, env: Mapping[str, str], timeout: float, log: StepLog
