@@ -1,4 +1,4 @@
-"""`nightschool train`: the flow with everything around it: Prefect's server, logging, the closing table."""
+"""`nightschool train` and `evaluate`: a flow and what is around it: Prefect's server, logging, the closing table."""
 
 import logging
 import os
@@ -8,41 +8,66 @@ from pathlib import Path
 
 from flows.server import ServerRecord, ensure_server, home, wait_until_ready
 from steps.common.errors import NightschoolError
-from steps.common.runs import runs_folder
+from steps.common.runs import find_run, runs_folder
 
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 """Seconds. `nightschool up` has Prefect call a flow run crashed that was not heard of for three times as long."""
 
 
 def train_with_server(file: Path, overrides: Sequence[str]) -> None:
-    """Trains the run that `file` describes and prints what came of it.
-
-    Our Prefect server, where no other is configured, starts while the libraries load: both take seconds.
-    """
+    """Trains the run that `file` describes and prints what came of it."""
     from flows.config import RunConfig
     from flows.plan import Plan
 
     config = RunConfig.from_toml(file, overrides)
     Plan(config)  # says what is wrong with it before anything is started
-    server = None if os.environ.get("PREFECT_API_URL") else ensure_server(home())
-    os.environ.update(client_settings(server))
+    server = start_server()
 
     from flows.train import train
 
+    prepare(server)
+    train(config)
+    print_result(runs_folder() / config.name, server)
+
+
+def evaluate_with_server(run: str, iteration: int | None) -> None:
+    """Evaluates a checkpoint of a run, the newest where `iteration` is None, and prints what came of it."""
+    from flows.checkpoints import iteration_of
+    from flows.plan import Plan
+    from flows.rescore import recorded_config
+
+    root = find_run(run)
+    iteration = iteration_of(root, iteration)
+    Plan(recorded_config(root))
+    server = start_server()
+
+    from flows.evaluate import evaluate
+
+    prepare(server)
+    evaluate(str(root), iteration)
+    print_result(root, server)
+
+
+def start_server() -> ServerRecord | None:
+    """Our Prefect server, where no other is configured. It starts while the libraries load: both take seconds."""
+    server = None if os.environ.get("PREFECT_API_URL") else ensure_server(home())
+    os.environ.update(client_settings(server))
+    return server
+
+
+def prepare(server: ServerRecord | None) -> None:
+    """The last thing before a flow: what must be done with its libraries loaded."""
     quieten()
     if server:
         wait_until_ready(home(), server)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Polars takes Ctrl-C when imported, and keeps it
-    train(config)
-    print_result(config.name, server)
 
 
-def print_result(name: str, server: ServerRecord | None) -> None:
+def print_result(root: Path, server: ServerRecord | None) -> None:
     """The closing table, the run's folder and where to look at it."""
     from flows.status import print_status
     from steps.common.status import status_of
 
-    root = runs_folder() / name
     print_status(status_of(root))
     print(f"run   {root}")
     print(f"UI    {server.ui if server else os.environ['PREFECT_API_URL'].removesuffix('/api')}")

@@ -34,7 +34,7 @@ class Run:
     @classmethod
     @contextmanager
     def open(cls, plan: Plan, root: Path, say: Say) -> Iterator[Self]:
-        """Takes the run's lock, clears what killed steps left half-done, and writes `run.json`.
+        """Takes the run's lock, and clears what killed steps left half-done.
 
         Raises `RunInUse`. In the end whatever was started is ended.
         """
@@ -42,10 +42,14 @@ class Run:
             runtime = make_runtime(plan.config.runtime, root)
             for left in (*sweep_partials(root, spare=runtime.at_work), *sweep_groups(root)):
                 say(f"removed {left.relative_to(root)}, which a step was killed in")
-            write_record(root, RunRecord(config=plan.config.model_dump(mode="json"), versions=package_versions()))
             server = ModelServer(runtime, plan.config)
             with closing(server), closing(runtime):  # the steps first: they would miss the server
                 yield cls(root, plan, runtime, server)
+
+    def record(self) -> None:
+        """Writes `run.json`: what the run is asked for from now on."""
+        config = self.plan.config.model_dump(mode="json")
+        write_record(self.root, RunRecord(config=config, versions=package_versions()))
 
     def read(self, kind: type[ArtifactT], path: str) -> ArtifactT:
         """An artifact that is finished, as it is: whatever its settings were. Raises `CorruptArtifact`."""

@@ -41,6 +41,7 @@ def train(config: Settings, overrides: Sequence[str] = (), rewind: Rewind | None
 def improve(plan: Plan) -> list[Evaluation]:
     """The loop, from the plan's first checkpoint to its last."""
     with Run.open(plan, runs_folder() / plan.config.name, get_run_logger().info) as run:
+        run.record()
         checkpoint, evaluations, idle = start(run), [], 0
         for _ in range(plan.first, plan.config.iterations):
             serve_if_needed(run, checkpoint)

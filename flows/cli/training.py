@@ -1,4 +1,4 @@
-"""Commands that train, and go back."""
+"""Commands that train, evaluate, and go back."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +21,19 @@ def train(
     from flows.command import train_with_server
 
     train_with_server(config, set or [])
+
+
+@app.command()
+def evaluate(
+    run: RunName,
+    iteration: Annotated[
+        int | None, typer.Option(min=0, help="The checkpoint's number; without it the newest that is finished.")
+    ] = None,
+) -> None:
+    """Play a run's held-out tasks with one of its checkpoints, by the settings it was last trained with."""
+    from flows.command import evaluate_with_server
+
+    evaluate_with_server(run, iteration)
 
 
 @app.command()

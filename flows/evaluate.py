@@ -1,0 +1,53 @@
+"""Plays a run's held-out tasks with one of its checkpoints, whenever one wants to know.
+
+    prefect deployment run evaluate/on-demand --param run=demo
+
+The settings are those in `run.json`, the tasks and seeds those of training's own evaluations: the results compare, and
+an evaluation that is there already is not made again. The run's record stays as it is.
+"""
+
+from pathlib import Path
+
+from prefect import flow, get_run_logger
+from prefect.runtime import flow_run
+from pydantic import NonNegativeInt
+
+from flows import tasks
+from flows.checkpoints import iteration_of
+from flows.plan import Plan
+from flows.rescore import recorded_config
+from flows.run import Run
+from flows.train import report_if_new
+from steps.common import layout
+from steps.common.artifacts import Checkpoint, Evaluation
+from steps.common.runs import find_run
+from steps.evaluate import EVALUATE
+
+
+def run_name() -> str:
+    """The flow run's name: the run's, and the iteration where it is asked for."""
+    asked = flow_run.get_parameters()
+    name = Path(asked["run"]).name
+    return name if asked["iteration"] is None else f"{name} {asked['iteration']:04d}"
+
+
+@flow(name="evaluate", flow_run_name=run_name, persist_result=False)
+def evaluate(run: str, iteration: NonNegativeInt | None = None) -> Evaluation:
+    """Plays the held-out tasks of a run with one of its checkpoints, and returns how it did.
+
+    Raises `RunInUse` where the run is trained at the moment.
+
+    Args:
+        run: The run's name.
+        iteration: The checkpoint's number. Without it the newest that is finished.
+    """
+    root = find_run(run)
+    plan = Plan(recorded_config(root))
+    with Run.open(plan, root, get_run_logger().info) as opened:
+        checkpoint = opened.read(Checkpoint, layout.checkpoint(iteration_of(root, iteration)))
+        inputs = plan.evaluate(checkpoint)
+        if opened.finished(EVALUATE, inputs, layout.evaluation(checkpoint.iteration)) is None:
+            tasks.serve.submit(opened, checkpoint).result()
+        evaluation = tasks.evaluate.submit(opened, inputs).result()
+        report_if_new(opened)
+        return evaluation
