@@ -16,15 +16,19 @@ def show_report(root: Path) -> None:
     """Writes `report.html`, and makes the artifacts `<run>-rewards` and `<run>-iterations`."""
     report = report_of(root)
     page = write_html(root, report)
-    key = re.sub("[^a-z0-9]+", "-", report.run.lower()).strip("-")
     create_markdown_artifact(
-        markdown(report, page), key=f"{key}-rewards", description=f"Rewards of the run {report.run}."
+        markdown(report, page), key=key_of(report.run, "rewards"), description=f"Rewards of the run {report.run}."
     )
     create_table_artifact(
         [cells(row) for row in reversed(report.iterations[-SHOWN:])],
-        key=f"{key}-iterations",
+        key=key_of(report.run, "iterations"),
         description=f"Iterations of the run {report.run}, the newest first.",
     )
+
+
+def key_of(run: str, what: str) -> str:
+    """The key of a run's artifact: lower case, digits and dashes are all that Prefect takes."""
+    return f"{re.sub('[^a-z0-9]+', '-', run.lower()).strip('-')}-{what}"
 
 
 def markdown(report: Report, page: Path) -> str:

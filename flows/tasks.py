@@ -12,17 +12,21 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Completed
 
+from flows.progress import shown
 from flows.report import show_report
 from flows.run import Run
 from steps.collate import COLLATE, CollateInputs
 from steps.common import layout
-from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, Rollouts
-from steps.common.errors import InvalidInputs, WrongWeights
+from steps.common.artifacts import BaseModelFiles, Batch, Champion, Checkpoint, Evaluation, Groups, Rollouts
+from steps.common.champion import decision_path, incumbent
+from steps.common.errors import InvalidInputs, NightschoolError, WrongWeights
+from steps.common.runs import locked
 from steps.common.step import ArtifactT, InputsT, Step
 from steps.evaluate import EVALUATE, EvaluateInputs
 from steps.group import GROUP, GroupInputs
 from steps.initialize import INITIALIZE, InitializeInputs
 from steps.pretrain import PRETRAIN, PretrainInputs
+from steps.promote import PROMOTE, PromoteInputs
 from steps.rollout import ROLLOUT, RolloutInputs
 from steps.train import TRAIN, TrainInputs
 
@@ -94,9 +98,20 @@ def train(run: Run, inputs: TrainInputs) -> Checkpoint:
 
 
 @tried_again("evaluate {inputs.checkpoint.iteration:04d}", "serve")
-def evaluate(run: Run, inputs: EvaluateInputs) -> Evaluation:
+def evaluate(run: Run, inputs: EvaluateInputs, path: str | None = None) -> Evaluation:
     """Plays the held-out tasks."""
-    return made(run, EVALUATE, inputs, layout.evaluation(inputs.checkpoint.iteration), policy=inputs.checkpoint)
+    path = path or layout.evaluation(inputs.checkpoint.iteration)
+    return made(run, EVALUATE, inputs, path, policy=inputs.checkpoint)
+
+
+@tried_again("promote {inputs.challenger.iteration:04d}")
+def promote(run: Run, inputs: PromoteInputs) -> Champion:
+    """Decides between the challenger and the champion. A rollback meanwhile waits, or was before and is seen here."""
+    with locked(run.root / layout.CHAMPIONS):
+        path = decision_path(run.root, inputs.fingerprint())
+        if run.finished(PROMOTE, inputs, path) is None and incumbent(run.root) != inputs.incumbent:
+            raise NightschoolError(f"checkpoint {inputs.incumbent.iteration} was rolled back meanwhile: try again")
+        return made(run, PROMOTE, inputs, path)
 
 
 @tried_again("report")
@@ -112,4 +127,5 @@ def made(
     if done := run.finished(step, inputs, path):
         # Prefect takes a returned state as the task's own, and gives its data to whoever asks for the result.
         return cast(ArtifactT, Completed(name="Reused", message=f"{path} was finished before", data=done))
-    return run.make(step, inputs, path, get_run_logger().info, policy)
+    with shown(run.root.name, step.name, get_run_logger().info) as say:
+        return run.make(step, inputs, path, say, policy)

@@ -1,6 +1,9 @@
 """Progress of long work as plain log lines, which show in a terminal, in a log file and in Prefect's UI alike."""
 
+import re
 import time
+
+FORM = re.compile(r"(\d+)/(\d+) \S+(?: · |$)")
 
 
 class Progress:
@@ -21,3 +24,11 @@ class Progress:
         if done < self.total:
             parts.append(f"{int(left) // 60}:{int(left) % 60:02d} left")
         print(" · ".join(parts), flush=True)
+
+
+def share_done(line: str) -> float | None:
+    """How much of the whole is done, from 0 to 1, by a line of `Progress`; None for any other line."""
+    told = FORM.match(line)
+    if told is None or not 0 < int(told[2]) >= int(told[1]):
+        return None
+    return int(told[1]) / int(told[2])
