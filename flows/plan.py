@@ -4,6 +4,7 @@ A step gets its own inputs and no more, so that a setting which does not concern
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from random import Random
 
@@ -11,14 +12,15 @@ from environments import Environment, Split, Task
 from flows.config import RunConfig
 from steps.collate import CollateInputs
 from steps.common import layout
-from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Groups, Rollouts
+from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, Rollouts
 from steps.common.errors import InvalidInputs
-from steps.common.models import find_model
+from steps.common.models import digest_of_model, find_model
 from steps.common.step import Inputs
 from steps.evaluate import EvaluateInputs
 from steps.group import GroupInputs
 from steps.initialize import InitializeInputs
 from steps.pretrain import PretrainInputs
+from steps.promote import PromoteInputs
 from steps.rollout import RolloutInputs
 from steps.train import TrainInputs
 
@@ -32,10 +34,21 @@ class Plan:
         Raises `InvalidInputs`: no such environment or model, or an environment too small for the settings.
         """
         self.config, self.first = config, first
-        self._base = None if config.model.base is None else find_model(Path(), config.model.base)
+        self.base = None if config.model.base is None else find_model(Path(), config.model.base)
+        """A hub id or an absolute folder; None where the run makes its own base model."""
         environment = config.environment.load()
         self._train = at_least(config.rollout.groups, "rollout.groups", environment, "train")
         self._test = at_least(config.evaluate.tasks, "evaluate.tasks", environment, "test")
+
+    @cached_property
+    def base_folder(self) -> Path | None:
+        """The base model's folder, where it lies in one that is not the run's."""
+        return Path(self.base) if self.base and Path(self.base).is_absolute() else None
+
+    @cached_property
+    def base_digest(self) -> str | None:
+        """Of what is in `base_folder`."""
+        return digest_of_model(self.base_folder) if self.base_folder else None
 
     def pretrain(self) -> PretrainInputs:
         """Only where the run makes its own base model."""
@@ -45,11 +58,11 @@ class Plan:
 
     def initialize(self, made: BaseModelFiles | None) -> InitializeInputs:
         """For the base model that the run made, or else the one that the settings name."""
-        config, base = self.config, made.path if made else self._base
+        config, base = self.config, made.path if made else layout.BASE if self.base_folder else self.base
         assert base is not None
         return InitializeInputs(
             base_model=base,
-            base_digest=made.digest if made else None,
+            base_digest=made.digest if made else self.base_digest,
             dtype=config.model.dtype,
             lora=config.lora,
             seed=config.seed,
@@ -124,6 +137,18 @@ class Plan:
             seed=self.config.seed,
             max_failed_fraction=self.config.evaluate.max_failed_fraction,
             limits=self.config.rollout.limits,
+        )
+
+    def promote(
+        self, challenger: Checkpoint, incumbent: Checkpoint, challenger_played: Evaluation, incumbent_played: Evaluation
+    ) -> PromoteInputs:
+        """Two checkpoints, and what each has played of the same tasks."""
+        return PromoteInputs(
+            challenger=challenger,
+            incumbent=incumbent,
+            challenger_played=challenger_played,
+            incumbent_played=incumbent_played,
+            settings=self.config.promotion,
         )
 
 

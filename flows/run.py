@@ -17,6 +17,7 @@ from steps.agent.shard import sweep_groups
 from steps.common import layout
 from steps.common.artifacts import Checkpoint, check_files, read_manifest
 from steps.common.errors import CorruptArtifact
+from steps.common.models import link_base
 from steps.common.rewind import bring_back
 from steps.common.runs import RunRecord, locked, write_record
 from steps.common.step import ArtifactT, Inputs, InputsT, Step, package_versions, sweep_partials
@@ -42,6 +43,8 @@ class Run:
             runtime = make_runtime(plan.config.runtime, root)
             for left in (*sweep_partials(root, spare=runtime.at_work), *sweep_groups(root)):
                 say(f"removed {left.relative_to(root)}, which a step was killed in")
+            if plan.base_folder and plan.base_digest:
+                link_base(root, plan.base_folder, plan.base_digest)
             server = ModelServer(runtime, plan.config)
             with closing(server), closing(runtime):  # the steps first: they would miss the server
                 yield cls(root, plan, runtime, server)

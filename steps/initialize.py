@@ -11,9 +11,9 @@ class InitializeInputs(Inputs):
     """What checkpoint 0 is made of."""
 
     base_model: str
-    """A hub id, an absolute folder, or a folder relative to the run's (`model`)."""
+    """A hub id, or a folder relative to the run's: `model` or `base`."""
     base_digest: str | None = None
-    """Digest of the run's own base model, where it made one."""
+    """Of the base model's contents; None for a hub id."""
     dtype: Dtype = "float32"
     """Of the base model's weights."""
     lora: LoraSettings = LoraSettings()

@@ -135,8 +135,8 @@ class DockerRuntime(Runtime):
 
     def _models(self, inputs: BaseModel) -> list[Mount]:
         """Read-only: the base model, where it is a folder outside the run, and the cache."""
-        base = Path(base_model_of(inputs))
-        folders = [base] if base.is_absolute() and not base.is_relative_to(self.root) else []
+        base = (self.root / base_model_of(inputs)).resolve()  # as the run's link to it says; a hub id leads nowhere
+        folders = [base] if base.is_dir() and not base.is_relative_to(self.root) else []
         return [folder_mount(folder, read_only=True) for folder in (*folders, *self._cache())]
 
     def _cache(self) -> list[Path]:

@@ -68,7 +68,9 @@ class Checkpoint(Artifact):
 
     iteration: int
     base_model: str
-    """A hub id, an absolute folder, or a path relative to the run's folder."""
+    """A hub id, or a path relative to the run's folder: `model` or `base`."""
+    base_digest: str | None = None
+    """Of the base model's contents; None for a hub id."""
     step: int
     """Optimizer steps so far."""
     updated: bool

@@ -21,4 +21,5 @@ def start(inputs: "InitializeInputs", workspace: Workspace) -> dict[str, Any]:
     model = add_adapter(base, lora_config(inputs.lora), inputs.seed)
     save_adapter(model, inputs.base_model, workspace.out)
     write_probe(workspace.out, inputs.dtype, sequences, logprobs(model, sequences), None, answers)
-    return {"iteration": 0, "base_model": inputs.base_model, "step": 0, "updated": False, "metrics": {}}
+    facts = {"iteration": 0, "step": 0, "updated": False, "metrics": {}}
+    return {"base_model": inputs.base_model, "base_digest": inputs.base_digest, **facts}

@@ -175,6 +175,7 @@ def _fields(checkpoint: Checkpoint, step: int, *, updated: bool, metrics: dict[s
     return {
         "iteration": checkpoint.iteration + 1,
         "base_model": checkpoint.base_model,
+        "base_digest": checkpoint.base_digest,
         "step": step,
         "updated": updated,
         "metrics": metrics,
