@@ -27,7 +27,7 @@ def caged(inputs: CagedInputs, workspace: Workspace) -> dict[str, Any]:
     """Do as told."""
     how, *arguments = inputs.how.split()
     print("at work:", how, flush=True)
-    with (workspace.root / "attempts").open("a") as file:
+    with workspace.out.with_name("attempts").open("a") as file:
         file.write(f"{how}\n")
     return {"found": globals()[how](*arguments) or {}}
 
@@ -88,9 +88,7 @@ def look() -> dict[str, Any]:
         "user": [os.getuid(), os.getgid()],
         "capabilities": int(status["CapEff"], 16) | int(status["CapBnd"], 16),
         "no_new_privileges": status["NoNewPrivs"] == "1",
-        "writable": [
-            place for place in ("/", "/opt/nightschool", "/etc", "/usr", "/tmp", "/dev/shm") if _writes(place)
-        ],
+        "writable": [place for place in PLACES if _writes(place)],
         "interfaces": sorted(name for _, name in socket.if_nameindex()),
         "shm": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize,
     }
@@ -116,6 +114,11 @@ def _connects(target: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def write(*folders: str) -> dict[str, Any]:
+    """In which of the folders it can leave a file."""
+    return {folder: _writes(folder) for folder in folders}
 
 
 def addresses() -> dict[str, Any]:

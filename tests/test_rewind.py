@@ -10,10 +10,11 @@ from flows.parameters import go_back
 from flows.rescore import rescore_run
 from flows.train import train
 from steps.common import layout
-from steps.common.artifacts import read_manifest
-from steps.common.errors import CorruptArtifact, InvalidInputs
+from steps.common.artifacts import Checkpoint, read_manifest
+from steps.common.errors import CorruptArtifact, InvalidInputs, StepFailed
 from steps.common.rewind import Rewind, bring_back, rewind
 from steps.common.status import status_of
+from steps.common.step import Inputs, Step, Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server"), pytest.mark.timeout(200)]
 pytestmark += [pytest.mark.filterwarnings("ignore::ResourceWarning")]  # Prefect's own clients are not closed
@@ -145,6 +146,20 @@ def test_rescoring_plays_only_with_what_was_learnt(
     assert read_manifest(root / "iterations/0000/batch")
     train(config_of(tmp_path))
     assert sorted(steps.made[1:]) == sorted([*AFTER_0, "checkpoints/0002", "evaluations/0002"])
+
+
+def test_a_step_at_work_can_not_finish_what_was_given_up(root: Path) -> None:
+    def update(inputs: Inputs, workspace: Workspace) -> dict[str, object]:
+        (workspace.out / "adapter").write_text("half")
+        rewind(root, Rewind(iteration=0, step="evaluate"))
+        assert (workspace.out / "adapter").exists(), "it is not concerned"
+        rewind(root, Rewind(iteration=1, step="group"))
+        workspace.out.mkdir()  # as libraries do with the folder that they save to
+        return {"iteration": 3, "base_model": "model", "step": 3, "updated": True, "metrics": {}}
+
+    with pytest.raises(StepFailed, match=r"checkpoints/0003: a rewind has set its folder aside"):
+        Step("train", Inputs, Checkpoint, update).run(Inputs(), root, "checkpoints/0003")
+    assert [path.name for path in (root / "checkpoints").iterdir()] == ["0000", "0001"]
 
 
 def test_a_flow_run_goes_back_once(steps: Steps, root: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from flows.runtimes.docker import DockerRuntime, python
 from flows.runtimes.docker_settings import ContainerSettings, DockerSettings
 from steps.common.errors import InvalidInputs, StepFailed
 from steps.common.gpus import require
+from steps.common.rewind import Rewind, rewind
 from steps.common.step import sweep_partials
 
 __all__ = ["caged_image", "engine", "runtime_at"]
@@ -88,7 +89,7 @@ def test_closing_ends_what_runs_and_starts_nothing_more(runtime: DockerRuntime, 
 
     thread = threading.Thread(target=work)
     thread.start()
-    wait_for(lambda: (runtime.root / "attempts").exists())
+    wait_for(lambda: (runtime.root / "caged/attempts").exists())
     began = time.monotonic()
     runtime.close()
     thread.join(15)
@@ -136,6 +137,16 @@ def test_processes_are_limited(runtime: DockerRuntime) -> None:
     assert 5 < play(runtime, "fork 100")["children"] < 30
 
 
+@in_containers
+@pytest.mark.parametrize("name, failures", [("rollout", True), ("group", False)])
+def test_a_step_writes_beside_its_artifact_only(runtime: DockerRuntime, name: str, failures: bool) -> None:
+    root = runtime.root
+    (root / "checkpoints").mkdir()
+    may = {str(root): False, str(root / "checkpoints"): False, str(root / "logs"): False, str(root / "caged"): True}
+    found = play(runtime, " ".join(["write", *may, str(root / "logs/failed")]), name)
+    assert found == may | {str(root / "logs/failed"): failures}
+
+
 # Left by the killed
 
 FLOW = """
@@ -147,16 +158,17 @@ from flows.runtimes.docker_settings import ContainerSettings, DockerSettings
 docker.module_of = lambda step: "caged_step"
 container = ContainerSettings(image=CAGED)
 runtime = docker.DockerRuntime(Path(sys.argv[1]), DockerSettings(type="docker", rollout=container, train=container))
-runtime.run(caged(sys.argv[2]), CagedInputs(how=sys.argv[3]), "caged/nap", env={}, timeout=60, say=print)
+_, _, step, how, path = sys.argv
+runtime.run(caged(step), CagedInputs(how=how), path, env={}, timeout=60, say=print)
 """
 
 
-def killed_flow(root: Path, step: str, how: str) -> None:
+def killed_flow(root: Path, step: str, how: str, path: str = "caged/nap") -> None:
     """A flow that is killed while its step is at work."""
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
-    flow = subprocess.Popen([sys.executable, "-c", FLOW, str(root), step, how], env=environment)
+    flow = subprocess.Popen([sys.executable, "-c", FLOW, str(root), step, how, path], env=environment)
     try:
-        wait_for((root / "attempts").exists)
+        wait_for((root / path).with_name("attempts").exists)
     finally:
         flow.send_signal(signal.SIGKILL)
         flow.wait()
@@ -197,7 +209,7 @@ def test_training_is_taken_up_again_where_it_is(runtime_at: MakeRuntime, engine:
     assert play(runtime, "nap 8", "train", said=said) == {}
     assert said[0].startswith("caged/nap: its container goes on since 20")
     assert said[1:] == ["at work: nap"]
-    assert (root / "attempts").read_text() == "nap\n", "it was not done again"
+    assert (root / "caged/attempts").read_text() == "nap\n", "it was not done again"
     assert ours(engine, root) == []
 
 
@@ -208,8 +220,29 @@ def test_training_on_other_inputs_is_not_taken_up(runtime_at: MakeRuntime, engin
     killed_flow(root, "train", "nap 50")
     runtime = runtime_at(root)
     assert play(runtime, "nap 1", "train") == {}
-    assert (root / "attempts").read_text() == "nap\nnap\n"
+    assert (root / "caged/attempts").read_text() == "nap\nnap\n"
     assert ours(engine, root) == []
+
+
+@in_containers
+def test_training_that_a_rewind_gave_up_is_ended(runtime_at: MakeRuntime, engine: Any, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    (root / "iterations/0000/groups").mkdir(parents=True)
+    killed_flow(root, "train", "nap 50", "checkpoints/0001")
+    rewind(root, Rewind(iteration=0, step="group"))
+    assert not list(root.glob("checkpoints/.*.partial"))
+    runtime = runtime_at(root)
+    assert runtime.at_work == frozenset()
+    assert ours(engine, root) == []
+
+
+@in_containers
+def test_training_that_a_rewind_does_not_concern_goes_on(runtime_at: MakeRuntime, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    (root / "evaluations/0000").mkdir(parents=True)
+    killed_flow(root, "train", "nap 50", "checkpoints/0001")
+    rewind(root, Rewind(iteration=0, step="evaluate"))
+    assert runtime_at(root).at_work == {"checkpoints/0001"}
 
 
 # GPUs

@@ -36,8 +36,9 @@ from flows.runtimes.docker_settings import DockerSettings, Gpus
 from flows.runtimes.places import place_of
 from flows.runtimes.process import killed_by, module_of
 from flows.runtimes.served import ContainerService
+from steps.agent.shard import FAILED
 from steps.common.errors import InvalidInputs, StepFailed
-from steps.common.step import ArtifactT, Inputs, InputsT, Step
+from steps.common.step import ArtifactT, Inputs, InputsT, Step, partials_of
 from steps.serving.settings import ServeInputs
 
 PLAYS = frozenset({"rollout", "evaluate"})
@@ -58,9 +59,10 @@ class DockerRuntime(Runtime):
         self._inside: dict[str, str] = {}
         """Addresses as this process knows them, and as rollouts do."""
         self._containers = Containers(self.root)
-        self.at_work = frozenset(
-            container.labels[PATH] for container in self._containers.all() if FINGERPRINT in container.labels
-        )
+        running = [container.labels for container in self._containers.all() if container.status == "running"]
+        trained = {labels[PATH] for labels in running if FINGERPRINT in labels}
+        # Where a rewind has taken the folder away that it fills, it works in vain.
+        self.at_work = frozenset(path for path in trained if partials_of(self.root / path))
         self._containers.sweep(spare=self.at_work)
 
     def run(
@@ -95,7 +97,7 @@ class DockerRuntime(Runtime):
         return container
 
     def _started(self, step: str, inputs: Inputs, path: str, command: Sequence[str], env: Mapping[str, str]) -> Any:
-        place, mounts = place_of(step), [folder_mount(self.root, read_only=False)]
+        place, mounts = place_of(step), self._folders(step, path)
         settings = self._settings.train if place == "train" else self._settings.rollout
         labels, gpus = {PATH: path}, None
         if place == "train":
@@ -112,6 +114,14 @@ class DockerRuntime(Runtime):
             gpus=gpus,
             labels=labels,
         )
+
+    def _folders(self, step: str, path: str) -> list[Mount]:
+        """The run's folder, to read, and where its artifact and its failures go, to write."""
+        writable = {(self.root / path).parent} | ({self.root / FAILED} if step in PLAYS else set())
+        for folder in writable:
+            folder.mkdir(parents=True, exist_ok=True)
+        mounts = [folder_mount(folder, read_only=False) for folder in sorted(writable - {self.root})]
+        return [folder_mount(self.root, read_only=self.root not in writable), *mounts]
 
     def _await(self, container: Any, path: str, timeout: float, log: StepLog) -> None:
         """Relays lines until the end. Raises `InvalidInputs` and `StepFailed`."""

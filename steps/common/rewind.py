@@ -5,9 +5,13 @@ they are not: manifests hold the digests of what they were made from, so an unch
 
     superseded/<UTC time>/rewind.json      what is to be done again, and who asked; written last
     superseded/<UTC time>/<path>           what was at <path>
+
+A step that is still at work where its flow was killed loses the folder that it fills: it can't finish any more what
+nobody asks for now. One that is not concerned goes on, and the next flow finds it.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -18,7 +22,7 @@ from steps.common import layout
 from steps.common.artifacts import Record, read_manifest
 from steps.common.errors import CorruptArtifact, InvalidInputs
 from steps.common.runs import locked
-from steps.common.step import sweep_partials
+from steps.common.step import partials_of
 from steps.common.storage import sync, write_atomically
 
 StepName = Literal["pretrain", "initialize", "rollout", "group", "collate", "train", "evaluate"]
@@ -51,7 +55,6 @@ def rewind(root: Path, target: Rewind, asked_by: str | None = None) -> tuple[Pat
     Raises `RunInUse`, and `InvalidInputs` where there is nothing to set aside.
     """
     with locked(root):
-        sweep_partials(root)
         again = list(_made_by(root, target))
         if not any((root / path).exists() for path in again):
             raise InvalidInputs(f"{root} has nothing that {_name(target)} made")
@@ -64,7 +67,6 @@ def rescore(root: Path, iteration: int) -> tuple[Path, list[str]]:
     Raises `RunInUse`, and `InvalidInputs` where there are none.
     """
     with locked(root):
-        sweep_partials(root)
         later = [i for i in layout.numbered(root, "iterations") if i >= iteration]
         again = [layout.groups(i) for i in later if (root / layout.groups(i)).exists()]
         if layout.groups(iteration) not in again:
@@ -97,13 +99,19 @@ def bring_back(root: Path, path: str, fingerprint: str) -> bool:
 def _set_aside(root: Path, again: list[str], follow: list[str], asked_by: str | None) -> tuple[Path, list[str]]:
     aside = root / layout.SUPERSEDED / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%S.%fZ")
     own = [path for path in again if not any(f"{path}/".startswith(f"{other}/") for other in follow)]
+    for partial in (partial for path in [*own, *follow] for partial in partials_of(root / path)):
+        with suppress(FileNotFoundError):  # it was finished just now
+            _move(partial, aside / partial.relative_to(root))
     paths = [path for path in [*own, *follow] if (root / path).exists()]
     for path in reversed(paths):
-        target = aside / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (root / path).rename(target)
+        _move(root / path, aside / path)
     write_atomically(aside / RECORD, RewindRecord(again=again, asked_by=asked_by).model_dump_json(indent=1).encode())
     return aside, paths
+
+
+def _move(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(target)
 
 
 def _made_by(root: Path, target: Rewind) -> Iterator[str]:
@@ -111,7 +119,7 @@ def _made_by(root: Path, target: Rewind) -> Iterator[str]:
     i = target.iteration
     if target.step == "rollout":
         shards = "[0-9]*" if target.shard is None else f"{target.shard:03d}"
-        for names in (shards, f".{shards}.*"):
+        for names in (shards, f".{shards}.*.groups"):
             yield from (f"{layout.shards(i)}/{path.name}" for path in sorted((root / layout.shards(i)).glob(names)))
     elif target.shard is not None:
         raise InvalidInputs(f"only rollouts have shards, not {target.step}")
@@ -142,7 +150,7 @@ def _from_checkpoint(root: Path, first: int) -> list[str]:
     last = max((*layout.numbered(root, "checkpoints"), *layout.numbered(root, "iterations"), first))
     return [
         path
-        for i in range(first, last + 1)
+        for i in range(first, last + 2)  # the next one may be at work
         for path in (layout.checkpoint(i), layout.evaluation(i), f"iterations/{i:04d}")
     ]
 

@@ -41,7 +41,7 @@ from steps.common.artifacts import (
     digest_of,
     read_manifest,
 )
-from steps.common.errors import CorruptArtifact, InvalidInputs, NightschoolError
+from steps.common.errors import CorruptArtifact, InvalidInputs, NightschoolError, StepFailed
 from steps.common.storage import files_under, sync, write_atomically
 
 RECORDED_PACKAGES = ("nightschool", "torch", "trl", "transformers", "peft", "polars", "duckdb", "vllm")
@@ -121,7 +121,10 @@ class Step(Generic[InputsT, ArtifactT]):
 
     def _make(self, inputs: InputsT, workspace: Workspace) -> ArtifactT:
         started, clock = datetime.now(UTC), time.monotonic()
+        folder = workspace.out.stat()
         fields = self.work(inputs, workspace)
+        if not os.path.samestat(folder, workspace.out.stat()):
+            raise StepFailed(f"{workspace.path}: a rewind has set its folder aside while it was filled")
         for file in files_under(workspace.out):
             sync(file)
         files = describe_files(workspace.out)
@@ -218,14 +221,22 @@ def sweep_partials(root: Path, spare: Collection[str] = ()) -> list[Path]:
 
     Call it while no step runs, but for those that make the artifacts in `spare`.
     """
-    left = [
-        path
-        for path in root.rglob(f".*{layout.PARTIAL}")
-        if path.is_dir() and not any(path.match(str(_partial(root / kept, "*"))) for kept in spare)
-    ]
+    spared = {partial for kept in spare for partial in partials_of(root / kept)}
+    left = [path for path in root.rglob(f".*{layout.PARTIAL}") if path.is_dir() and path not in spared]
     for path in left:
         shutil.rmtree(path)
     return left
+
+
+def clear(target: Path) -> None:
+    """Removes what attempts at `target` that were killed left half-filled. Call it while none is at work."""
+    for path in partials_of(target):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def partials_of(target: Path) -> list[Path]:
+    """The folders that attempts at `target` fill, or were killed in."""
+    return sorted(target.parent.glob(_partial(target, "*").name))
 
 
 def _partial(target: Path, key: str) -> Path:
