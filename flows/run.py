@@ -20,7 +20,7 @@ from steps.common.errors import CorruptArtifact
 from steps.common.models import link_base
 from steps.common.rewind import bring_back
 from steps.common.runs import RunRecord, locked, write_record
-from steps.common.step import ArtifactT, Inputs, InputsT, Step, package_versions, sweep_partials
+from steps.common.step import ArtifactT, Inputs, InputsT, Step, clear, package_versions, sweep_partials
 
 
 class Run:
@@ -85,7 +85,10 @@ class Run:
         if step.name == "train":
             self._server.rest(say)
         timeout = getattr(self.plan.config.timeouts, step.name)
-        artifact = self._runtime.run(step, inputs, path, env=env, timeout=timeout, say=say)
+        try:
+            artifact = self._runtime.run(step, inputs, path, env=env, timeout=timeout, say=say)
+        finally:
+            clear(self.root / path)
         self.news = True
         return artifact
 
