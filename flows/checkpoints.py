@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from steps.common import layout
-from steps.common.artifacts import read_manifest
+from steps.common.artifacts import Checkpoint, read_artifact, read_manifest
+from steps.common.champion import incumbent, line
 from steps.common.errors import InvalidInputs
 
 
@@ -21,3 +22,28 @@ def iteration_of(root: Path, asked: int | None) -> int:
     if asked not in finished:
         raise InvalidInputs(f"{root} has no finished checkpoint {asked}: there are {', '.join(map(str, finished))}")
     return asked
+
+
+def contenders(root: Path, asked: int | None) -> tuple[Checkpoint, Checkpoint]:
+    """The challenger, which is the newest where none is asked for, and whom it has to beat.
+
+    Raises `InvalidInputs` where they are the same.
+    """
+    challenger = read_artifact(Checkpoint, root, layout.checkpoint(iteration_of(root, asked)))
+    if challenger == (champion := incumbent(root)):
+        raise InvalidInputs(f"checkpoint {challenger.iteration} is the one that others have to beat: name another")
+    return challenger, champion
+
+
+def to_serve(root: Path, champion: bool, iteration: int | None) -> Checkpoint:
+    """The champion, or the checkpoint that is asked for; where neither is asked for, the champion or else the newest.
+
+    Raises `InvalidInputs` where it isn't there.
+    """
+    if champion and iteration is not None:
+        raise InvalidInputs("--champion and --iteration ask for one checkpoint each: give one of them")
+    if iteration is None and (champions := line(root)):
+        return champions[0]
+    if champion:
+        raise InvalidInputs(f"{root} has no champion yet: `nightschool promote` makes one, --iteration takes any other")
+    return read_artifact(Checkpoint, root, layout.checkpoint(iteration_of(root, iteration)))

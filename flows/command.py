@@ -1,4 +1,4 @@
-"""`nightschool train` and `evaluate`: a flow and what is around it: Prefect's server, logging, the closing table."""
+"""`nightschool train`, `evaluate`, `promote`: a flow and what is around it: Prefect's server, logs, closing table."""
 
 import logging
 import os
@@ -45,6 +45,24 @@ def evaluate_with_server(run: str, iteration: int | None) -> None:
 
     prepare(server)
     evaluate(str(root), iteration)
+    print_result(root, server)
+
+
+def promote_with_server(run: str, iteration: int | None) -> None:
+    """Has a checkpoint of a run, the newest where `iteration` is None, meet the champion; prints what came of it."""
+    from flows.checkpoints import contenders
+    from flows.plan import Plan
+    from flows.rescore import recorded_config
+
+    root = find_run(run)
+    challenger, _ = contenders(root, iteration)
+    Plan(recorded_config(root))
+    server = start_server()
+
+    from flows.champion import promote
+
+    prepare(server)
+    promote(str(root), challenger.iteration)
     print_result(root, server)
 
 

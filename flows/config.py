@@ -24,6 +24,7 @@ from steps.common.errors import InvalidInputs
 from steps.common.settings import Dtype, EnvironmentSettings, LoraSettings, SamplingSettings
 from steps.group import GroupSettings
 from steps.pretrain import PretrainSettings
+from steps.promote import PromotionSettings
 from steps.serving.settings import ServeSettings
 from steps.train import TrainSettings
 
@@ -81,6 +82,7 @@ class Timeouts(Record):
     collate: Seconds = 3600
     train: Seconds = 6 * 3600
     evaluate: Seconds = 4 * 3600
+    promote: Seconds = 600
 
 
 class RunConfig(Record):
@@ -103,6 +105,7 @@ class RunConfig(Record):
     collate: CollateSettings = CollateSettings()
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
+    promotion: PromotionSettings = PromotionSettings()
     serve: ServeSettings = ServeSettings()
     runtime: Annotated[RuntimeSettings, Field(discriminator="type")] = ProcessSettings()
     timeouts: Timeouts = Timeouts()

@@ -5,6 +5,8 @@
 What a night is to reach is fixed when it starts and kept under its date. Tried again after a crash, or run a second
 time that date, it goes on to that target and adds nothing; the next date goes on from there. Settings may differ from
 night to night (new tasks, another learning rate): what earlier nights made is kept as it is.
+
+In the end the newest checkpoint meets the champion, and is promoted where it is better.
 """
 
 from collections.abc import Sequence
@@ -16,8 +18,10 @@ from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.context import FlowRunContext
 from pydantic import PositiveInt
 
+from flows.champion import judge_the_night
 from flows.parameters import Settings, go_back, run_name, settings_of
 from flows.plan import Plan
+from flows.run import Run
 from flows.train import improve
 from steps.common.artifacts import Evaluation
 from steps.common.nights import fix_night, newest_checkpoint
@@ -52,7 +56,11 @@ def nightly(
     )
     if there > target.last:
         return []
-    return improve(Plan(settings.model_copy(update={"iterations": target.last}), first=min(target.first, there)))
+    plan = Plan(settings.model_copy(update={"iterations": target.last}), first=min(target.first, there))
+    with Run.open(plan, root, get_run_logger().info) as run:
+        evaluations = improve(run)
+        judge_the_night(run)
+        return evaluations
 
 
 def scheduled_date() -> date:

@@ -14,9 +14,7 @@ from flows.runtimes import make_runtime
 from flows.runtimes.base import Runtime, Say
 from flows.serving import ModelServer, environment_of
 from steps.agent.shard import sweep_groups
-from steps.common import layout
-from steps.common.artifacts import Checkpoint, check_files, read_manifest
-from steps.common.errors import CorruptArtifact
+from steps.common.artifacts import Checkpoint, read_artifact, read_manifest
 from steps.common.models import link_base
 from steps.common.rewind import bring_back
 from steps.common.runs import RunRecord, locked, write_record
@@ -56,11 +54,7 @@ class Run:
 
     def read(self, kind: type[ArtifactT], path: str) -> ArtifactT:
         """An artifact that is finished, as it is: whatever its settings were. Raises `CorruptArtifact`."""
-        manifest = read_manifest(self.root / path)
-        if manifest is None:
-            raise CorruptArtifact(f"{self.root / path} has no {layout.MANIFEST}: it was never finished")
-        check_files(self.root / path, manifest)
-        return kind.model_validate({**manifest.artifact, "path": path, "digest": manifest.digest})
+        return read_artifact(kind, self.root, path)
 
     def is_unplayed(self, checkpoint: Checkpoint) -> bool:
         """Is its evaluation, or a shard of its iteration, still to be played?"""

@@ -5,10 +5,12 @@ stopped in the end. It is up for a checkpoint only once it has answered the chec
 Where one GPU is shared, it gives way to training: it rests, and is up again when something must be played.
 """
 
+from pathlib import Path
 from threading import Lock
+from typing import Protocol
 
 from flows.config import RunConfig
-from flows.runtimes.base import Runtime, Say, Service
+from flows.runtimes.base import Say, Service
 from steps.common.artifacts import Checkpoint
 from steps.common.errors import ServerFault
 from steps.serving.adapters import PolicyEndpoint, load_adapter, unload_adapter
@@ -16,11 +18,20 @@ from steps.serving.endpoint import Client, Endpoint
 from steps.serving.settings import ServeInputs
 
 
+class Host(Protocol):
+    """Who starts a model server, for the run at `root`: its runtime, or whoever serves it by day."""
+
+    root: Path
+
+    def serve(self, inputs: ServeInputs, say: Say) -> Service:
+        """Starts a model server and returns it when it is ready. Raises `InvalidInputs` and `ServerFault`."""
+
+
 class ModelServer:
     """Serves one checkpoint at a time. Thread-safe: shards that play side by side ask for the same one."""
 
-    def __init__(self, runtime: Runtime, config: RunConfig) -> None:
-        self._runtime, self._config = runtime, config
+    def __init__(self, host: Host, config: RunConfig) -> None:
+        self._host, self._config = host, config
         self._starts_left = config.serve.max_restarts + 1
         self._lock = Lock()
         self._service: Service | None = None
@@ -97,13 +108,13 @@ class ModelServer:
         if self._starts_left == 0:
             raise ServerFault(f"the model server died {self._config.serve.max_restarts + 1} times (serve.max_restarts)")
         self._starts_left -= 1
-        self._service = self._runtime.serve(self._inputs(base_model), say)
+        self._service = self._host.serve(self._inputs(base_model), say)
         if endpoint := Endpoint.read(self._service.endpoint):
             return endpoint
         raise ServerFault("the model server ended as soon as it was ready")
 
     def _load(self, endpoint: Endpoint, checkpoint: Checkpoint, say: Say) -> PolicyEndpoint:
-        policy = load_adapter(endpoint, self._runtime.root, checkpoint)
+        policy = load_adapter(endpoint, self._host.root, checkpoint)
         say(f"the model server answers for {checkpoint.path} as {policy.model} ({policy.verdict.rms:.1e} nats off)")
         if self._served and self._served[1].model != policy.model:  # what the one before had to play is played
             unload_adapter(endpoint, self._served[1].model)

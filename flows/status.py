@@ -18,6 +18,10 @@ def print_status(status: Status) -> None:
         for row in status.evaluations:
             table.add_row(str(row.iteration), f"{row.reward:.3f} ± {row.stderr:.3f}", str(row.n))
         console.print(table)
+    if status.champion is not None:
+        console.print(f"champion: checkpoint {status.champion}")
+    if decision := status.last_decision:
+        console.print(f"checkpoint {decision.iteration} was {decision.decision}: {escape(decision.reason)}")
     if last := status.last_iteration:
         facts = [
             f"{last.kept} of {last.groups} groups kept",

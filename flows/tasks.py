@@ -17,13 +17,16 @@ from flows.report import show_report
 from flows.run import Run
 from steps.collate import COLLATE, CollateInputs
 from steps.common import layout
-from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, Rollouts
-from steps.common.errors import InvalidInputs, WrongWeights
+from steps.common.artifacts import BaseModelFiles, Batch, Champion, Checkpoint, Evaluation, Groups, Rollouts
+from steps.common.champion import decision_path, incumbent
+from steps.common.errors import InvalidInputs, NightschoolError, WrongWeights
+from steps.common.runs import locked
 from steps.common.step import ArtifactT, InputsT, Step
 from steps.evaluate import EVALUATE, EvaluateInputs
 from steps.group import GROUP, GroupInputs
 from steps.initialize import INITIALIZE, InitializeInputs
 from steps.pretrain import PRETRAIN, PretrainInputs
+from steps.promote import PROMOTE, PromoteInputs
 from steps.rollout import ROLLOUT, RolloutInputs
 from steps.train import TRAIN, TrainInputs
 
@@ -95,9 +98,20 @@ def train(run: Run, inputs: TrainInputs) -> Checkpoint:
 
 
 @tried_again("evaluate {inputs.checkpoint.iteration:04d}", "serve")
-def evaluate(run: Run, inputs: EvaluateInputs) -> Evaluation:
+def evaluate(run: Run, inputs: EvaluateInputs, path: str | None = None) -> Evaluation:
     """Plays the held-out tasks."""
-    return made(run, EVALUATE, inputs, layout.evaluation(inputs.checkpoint.iteration), policy=inputs.checkpoint)
+    path = path or layout.evaluation(inputs.checkpoint.iteration)
+    return made(run, EVALUATE, inputs, path, policy=inputs.checkpoint)
+
+
+@tried_again("promote {inputs.challenger.iteration:04d}")
+def promote(run: Run, inputs: PromoteInputs) -> Champion:
+    """Decides between the challenger and who was champion when it was asked for."""
+    with locked(run.root / layout.CHAMPIONS):
+        path = decision_path(run.root, inputs.fingerprint())
+        if run.finished(PROMOTE, inputs, path) is None and incumbent(run.root) != inputs.incumbent:
+            raise NightschoolError(f"checkpoint {inputs.incumbent.iteration} was rolled back meanwhile: try again")
+        return made(run, PROMOTE, inputs, path)
 
 
 @tried_again("report")

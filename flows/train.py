@@ -34,28 +34,30 @@ def train(config: Settings, overrides: Sequence[str] = (), rewind: Rewind | None
         rewind: A step to do again first: what follows from it comes back where it still fits, and is made anew else.
     """
     settings = settings_of(config, overrides)
-    go_back(runs_folder() / settings.name, rewind)
-    return improve(Plan(settings))
+    root = runs_folder() / settings.name
+    go_back(root, rewind)
+    with Run.open(Plan(settings), root, get_run_logger().info) as run:
+        return improve(run)
 
 
-def improve(plan: Plan) -> list[Evaluation]:
+def improve(run: Run) -> list[Evaluation]:
     """The loop, from the plan's first checkpoint to its last."""
-    with Run.open(plan, runs_folder() / plan.config.name, get_run_logger().info) as run:
-        run.record()
-        checkpoint, evaluations, idle = start(run), [], 0
-        for _ in range(plan.first, plan.config.iterations):
-            serve_if_needed(run, checkpoint)
-            evaluations += evaluate_if_due(run, checkpoint)
-            rollouts = roll_out(run, checkpoint)
-            groups = tasks.group.submit(run, plan.group(rollouts)).result()
-            batch = tasks.collate.submit(run, plan.collate(groups, rollouts)).result()
-            checkpoint = tasks.train.submit(run, plan.train(checkpoint, batch)).result()
-            report_if_new(run)
-            idle = count_idle(run, idle, groups, batch)
+    plan = run.plan
+    run.record()
+    checkpoint, evaluations, idle = start(run), [], 0
+    for _ in range(plan.first, plan.config.iterations):
         serve_if_needed(run, checkpoint)
         evaluations += evaluate_if_due(run, checkpoint)
+        rollouts = roll_out(run, checkpoint)
+        groups = tasks.group.submit(run, plan.group(rollouts)).result()
+        batch = tasks.collate.submit(run, plan.collate(groups, rollouts)).result()
+        checkpoint = tasks.train.submit(run, plan.train(checkpoint, batch)).result()
         report_if_new(run)
-        return evaluations
+        idle = count_idle(run, idle, groups, batch)
+    serve_if_needed(run, checkpoint)
+    evaluations += evaluate_if_due(run, checkpoint)
+    report_if_new(run)
+    return evaluations
 
 
 def start(run: Run) -> Checkpoint:

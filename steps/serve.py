@@ -8,6 +8,7 @@ nothing behind. Exit status: 0 stopped as asked, 202 wrong inputs, 1 the server 
 """
 
 import argparse
+import os
 import secrets
 import sys
 import time
@@ -37,7 +38,8 @@ def serve(
 ) -> Never:
     """Serves until `Stopped` or `ServerFault` is raised, and raises that. Raises `InvalidInputs` before it starts."""
     model = find_model(root, inputs.base_model)
-    name, api_key = f"base-{secrets.token_hex(4)}", secrets.token_urlsafe(32)
+    name = f"base-{secrets.token_hex(4)}"
+    api_key = os.environ.get("NIGHTSCHOOL_SERVE_KEY") or secrets.token_urlsafe(32)
     platform = installed_platform()
     endpoint_file.unlink(missing_ok=True)
     with reserved_port(fixed_port) as port:

@@ -41,6 +41,7 @@ def test_status_is_json_for_programs(run: Path) -> None:
         "evaluations": [],
         "last_iteration": None,
         "champion": None,
+        "last_decision": None,
     }
     with locked(run):
         assert json.loads(nightschool("status", str(run), "--json").stdout)["state"] == "running"

@@ -1,8 +1,10 @@
 """A model server on this machine: `python -m steps.serve` in its own environment, as a child that ends when we do."""
 
+import os
 import subprocess
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Self
@@ -11,11 +13,17 @@ from flows.runtimes.base import Say, reason_in
 from flows.runtimes.places import python_of
 from steps.common import layout
 from steps.common.errors import DO_NOT_RETRY, InvalidInputs, ServerFault
+from steps.common.runs import in_use
 from steps.common.storage import write_atomically
 from steps.serving.command import HOST
+from steps.serving.endpoint import Endpoint
 from steps.serving.settings import ServeInputs
 
 FOLDER = f"{layout.LOGS}/serve"
+DAY = f"{layout.LOGS}/day"
+"""Of those that serve a checkpoint to agents by day: a folder each."""
+KEY = "NIGHTSCHOOL_SERVE_KEY"
+"""Environment variable: the key that a server is to ask for, in place of one that it makes up."""
 POLL = 0.1
 STOPPING = 30.0
 """Seconds that the server may take to end before it is killed."""
@@ -32,19 +40,32 @@ class LocalService:
         self._reader.start()
 
     @classmethod
-    def start(cls, root: Path, inputs: ServeInputs, say: Say, host: str = HOST) -> Self:
-        """Starts the server on the address `host` and waits until it is ready.
+    def start(
+        cls,
+        root: Path,
+        inputs: ServeInputs,
+        say: Say,
+        host: str = HOST,
+        *,
+        port: int = 0,
+        key: str | None = None,
+        folder: str = FOLDER,
+    ) -> Self:
+        """Starts the server on a port of the address `host`, a free one where it is 0, and waits until it is ready.
 
-        Raises `InvalidInputs` and `ServerFault`.
+        Its files are in the run's `folder`. It makes up a key where none is given. Raises `InvalidInputs` and
+        `ServerFault`.
         """
-        folder = root / FOLDER
-        endpoint, asked = folder / "endpoint.json", folder / "inputs.json"
+        endpoint, asked = root / folder / "endpoint.json", root / folder / "inputs.json"
         endpoint.unlink(missing_ok=True)
         write_atomically(asked, inputs.model_dump_json(indent=1).encode())
         command = [str(python_of("serve")), "-m", "steps.serve", "--root", str(root), "--inputs", str(asked)]
-        command += ["--endpoint", str(endpoint), "--log", str(folder / "vllm.log"), "--host", host]
+        command += ["--endpoint", str(endpoint), "--log", str(endpoint.with_name("vllm.log"))]
+        command += ["--host", host, "--port", str(port)]
+        env = {name: value for name, value in os.environ.items() if name != KEY}
         process = subprocess.Popen(
             command,
+            env={**env, KEY: key} if key else env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -96,3 +117,11 @@ class LocalService:
             for line in lines:
                 self._last.append(line.rstrip("\n"))
                 say(line.rstrip("\n"))
+
+
+def served_by_day(root: Path) -> Iterator[tuple[int, str]]:
+    """The checkpoints of a run that are served to agents on this machine, and where."""
+    for iteration in layout.numbered(root, DAY):
+        folder = root / DAY / f"{iteration:04d}"
+        if in_use(folder) and (endpoint := Endpoint.read(folder / "endpoint.json")):
+            yield iteration, endpoint.base_url

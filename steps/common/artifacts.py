@@ -8,7 +8,7 @@ import hashlib
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -54,6 +54,9 @@ class Artifact(Record):
 
     path: str
     digest: str
+
+
+ArtifactT = TypeVar("ArtifactT", bound=Artifact)
 
 
 class BaseModelFiles(Artifact):
@@ -136,6 +139,49 @@ class Evaluation(Artifact):
     """Standard error of that mean."""
     metrics: dict[str, float]
     """Means of the environment's own metrics."""
+
+
+class PairedTest(Record):
+    """How two checkpoints compare on the same tasks. Rewards are means over the pairs."""
+
+    method: str
+    pairs: int
+    """Tasks that both played."""
+    different: int
+    """Pairs whose rewards differ."""
+    left_out: int
+    """Tasks whose rollout failed on either side."""
+    challenger: float
+    incumbent: float
+    difference: float
+    lower: float
+    """The difference is at least this, with one-sided `confidence`."""
+    confidence: float
+    margin: float
+    """What `lower` must be above."""
+
+
+class Champion(Artifact):
+    """A decision about who is champion. The folder of all of them, in order, is the history."""
+
+    decision: Literal["promoted", "kept", "rolled back"]
+    """`kept`: as a candidate; who was champion still is."""
+    checkpoint: Checkpoint
+    """The one that it is about: the challenger, or the one that was gone back to."""
+    predecessor: Checkpoint
+    """Who was champion until then; where there was none yet, checkpoint 0."""
+    reason: str
+    test: PairedTest | None
+    """None where it was no test that decided."""
+
+
+def read_artifact(kind: type[ArtifactT], root: Path, path: str) -> ArtifactT:
+    """An artifact that is finished, as it is: whatever its settings were. Raises `CorruptArtifact`."""
+    manifest = read_manifest(root / path)
+    if manifest is None:
+        raise CorruptArtifact(f"{root / path} has no {layout.MANIFEST}: it was never finished")
+    check_files(root / path, manifest)
+    return kind.model_validate({**manifest.artifact, "path": path, "digest": manifest.digest})
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -16,6 +16,7 @@ BASE = "base"
 ORIGIN = "origin"
 """The checkpoint that a fork starts from."""
 REPORT = "report.html"
+CHAMPIONS = "champions"
 SUPERSEDED = "superseded"
 PARTIAL = ".partial"
 """Suffix of the hidden folder that a step fills before it is renamed into place."""
@@ -49,6 +50,16 @@ def batch(iteration: int) -> str:
 def evaluation(iteration: int) -> str:
     """Held-out tasks played by `checkpoint(iteration)`."""
     return f"evaluations/{iteration:04d}"
+
+
+def evaluation_anew(iteration: int, fingerprint: str) -> str:
+    """Where `evaluation(iteration)` was made from other settings: one from inputs with this fingerprint."""
+    return f"{evaluation(iteration)}-{fingerprint[:8]}"
+
+
+def champion(number: int) -> str:
+    """A decision about who is champion; the last ones tell who it is now."""
+    return f"{CHAMPIONS}/{number:04d}"
 
 
 def night(day: date) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from steps.common import layout
 from steps.common.artifacts import Manifest, Record, read_manifest, verify
+from steps.common.champion import champion, history
 from steps.common.errors import CorruptArtifact
 from steps.common.runs import in_use, read_record
 
@@ -40,6 +41,16 @@ class IterationStatus(Record):
     """Rollouts by exception."""
 
 
+class DecisionStatus(Record):
+    """The newest line in the history of champions."""
+
+    iteration: int
+    """Of the checkpoint that it is about."""
+    decision: str
+    """`promoted`, `kept` or `rolled back`."""
+    reason: str
+
+
 class Status(Record):
     """What `nightschool status --json` prints."""
 
@@ -52,7 +63,8 @@ class Status(Record):
     evaluations: list[EvaluationStatus]
     last_iteration: IterationStatus | None
     champion: int | None = None
-    """The iteration of the checkpoint that was promoted."""
+    """The iteration of the checkpoint that is champion; None before one was promoted."""
+    last_decision: DecisionStatus | None = None
 
 
 def status_of(root: Path) -> Status:
@@ -69,6 +81,8 @@ def status_of(root: Path) -> Status:
         ],
         evaluations=evaluations,
         last_iteration=_last_iteration(root),
+        champion=champion(root),
+        last_decision=_last_decision(root),
     )
 
 
@@ -96,6 +110,14 @@ def _evaluation(iteration: int, manifest: Manifest) -> EvaluationStatus:
     return EvaluationStatus(
         iteration=iteration, reward=facts["reward"], stderr=facts["stderr"], n=facts["tasks"] - facts["failed"]
     )
+
+
+def _last_decision(root: Path) -> DecisionStatus | None:
+    decisions = history(root)
+    if not decisions:
+        return None
+    last = decisions[-1]
+    return DecisionStatus(iteration=last.checkpoint.iteration, decision=last.decision, reason=last.reason)
 
 
 def _last_iteration(root: Path) -> IterationStatus | None:
