@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steps.common import layout
-from steps.common.errors import CorruptArtifact
+from steps.common.errors import CorruptArtifact, PrunedArtifact
 from steps.common.storage import files_under, sha256_of
 
 
@@ -47,6 +47,8 @@ class Manifest(Record):
     seconds: float
     measured: dict[str, float] = {}
     """What differs each time it is made: speeds, memory."""
+    pruned: datetime | None = None
+    """When the files were deleted to make room. The folder stays finished: what was made from it is as valid as ever."""
 
 
 class Artifact(Record):
@@ -220,7 +222,14 @@ def digest_of(files: dict[str, FileEntry]) -> str:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """The quick check: each file is there with its size. Raises `CorruptArtifact`, naming the first that is not."""
+    """The quick check: each file is there with its size.
+
+    Raises `CorruptArtifact`, naming the first that is not, and `PrunedArtifact`.
+    """
+    if manifest.pruned:
+        raise PrunedArtifact(
+            f"{folder} was pruned on {manifest.pruned:%Y-%m-%d}: its files are gone; restore it from a backup"
+        )
     for name, entry in manifest.files.items():
         file = folder / name
         size = file.stat().st_size if file.is_file() else None
@@ -232,8 +241,14 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             )
 
 
+def refuse_pruned(folder: Path) -> None:
+    """Raises `PrunedArtifact` where the folder's files were deleted to make room."""
+    if (manifest := read_manifest(folder)) and manifest.pruned:
+        check_files(folder, manifest)
+
+
 def verify(folder: Path) -> Manifest:
-    """The full check: reads every file and compares its sha256. Raises `CorruptArtifact`."""
+    """The full check: reads every file and compares its sha256. Raises `CorruptArtifact` and `PrunedArtifact`."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise CorruptArtifact(f"{folder} has no {layout.MANIFEST}: it was never finished")

@@ -6,6 +6,7 @@ Everything else is a bug or the machine's fault; it keeps its traceback and may 
     NightschoolError
     ├── InvalidInputs        the inputs can't work: trying again won't help
     │   ├── CorruptArtifact  a finished folder is not what its manifest says
+    │   ├── PrunedArtifact   a finished folder whose files were deleted to make room, and are needed
     │   └── TooManyFailures  more rollouts failed than the run allows
     ├── ServerFault          the model's server is gone or broken: try again once it is back
     ├── WrongWeights         the server is well but does not answer as the checkpoint does
@@ -30,6 +31,10 @@ class InvalidInputs(NightschoolError):
 
 class CorruptArtifact(InvalidInputs):
     """A finished artifact differs from its manifest, or its manifest can't be read."""
+
+
+class PrunedArtifact(InvalidInputs):
+    """The files of a finished artifact are needed, and were deleted by `nightschool prune`."""
 
 
 class TooManyFailures(InvalidInputs):

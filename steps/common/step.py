@@ -21,7 +21,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -40,6 +40,7 @@ from steps.common.artifacts import (
     describe_files,
     digest_of,
     read_manifest,
+    refuse_pruned,
 )
 from steps.common.errors import CorruptArtifact, InvalidInputs, NightschoolError, StepFailed
 from steps.common.storage import files_under, sync, write_atomically
@@ -60,6 +61,11 @@ class Inputs(Record):
     def fingerprint(self) -> str:
         """Hex sha256 of `identity`."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+    def artifacts(self) -> Iterator[Artifact]:
+        """Those that it is made from, by its own fields and lists of them."""
+        for _, value in self:
+            yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Artifact))
 
 
 InputsT = TypeVar("InputsT", bound=Inputs)
@@ -101,15 +107,18 @@ class Step(Generic[InputsT, ArtifactT]):
                 f"{root / path} was made from other inputs ({_differences(manifest.inputs, inputs.identity())}): "
                 f"give the new settings another run name, or rewind this run to that step (`nightschool rewind`)"
             )
-        check_files(root / path, manifest)
+        if not manifest.pruned:
+            check_files(root / path, manifest)
         return self._artifact(path, manifest)
 
     def run(self, inputs: InputsT, root: Path, path: str) -> ArtifactT:
-        """Returns the artifact, making it where it is missing."""
+        """Returns the artifact, making it where it is missing. Raises `PrunedArtifact` where its inputs are gone."""
         target = root / path
         if done := self.finished(inputs, root, path):
             self.tidy(target)
             return done
+        for given in inputs.artifacts():
+            refuse_pruned(root / given.path)
         out = _partial(target, uuid4().hex[:8])
         out.mkdir(parents=True)
         try:
