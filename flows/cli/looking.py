@@ -49,20 +49,29 @@ def sql(run: RunName, query: Annotated[str, typer.Argument(metavar="SQL")]) -> N
     from flows.show import print_table
     from steps.common.query import select
     from steps.common.runs import find_run
+    from steps.common.status import pruned
 
-    print_table(select(find_run(run), query))
+    root = find_run(run)
+    print_table(select(root, query))
+    gone = pruned(root)
+    for table, part in (("trajectories", "/rollouts/"), ("batch", "/batch")):
+        if iterations := {path.split("/")[1] for path in gone if part in path}:
+            typer.echo(f"{table} lacks rows of {len(iterations)} iterations: they were pruned", err=True)
 
 
 @app.command()
 def verify(run: RunName) -> None:
     """Read every file of a run and compare it with its manifest."""
     from steps.common.runs import find_run
-    from steps.common.status import damages
+    from steps.common.status import damages, pruned
 
-    found = list(damages(find_run(run)))
+    root = find_run(run)
+    found = list(damages(root))
     wrong = [damage for _, damage in found if damage]
     for damage in wrong:
         typer.echo(damage, err=True)
     typer.echo(f"{len(found) - len(wrong)} of {len(found)} artifacts are whole")
+    if gone := pruned(root):
+        typer.echo(f"{len(gone)} more were pruned")
     if wrong:
         raise typer.Exit(1)

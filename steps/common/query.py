@@ -1,7 +1,7 @@
 """SQL over a run: a DuckDB view a table, straight over the run's Parquet files.
 
 In memory, since a DuckDB file opened for writing locks every other process out. Only finished artifacts are seen:
-what is being written, or was set aside, is not in a view.
+what is being written, was set aside, or was pruned, is not in a view.
 """
 
 import json
@@ -47,7 +47,7 @@ def select(root: Path, sql: str) -> pl.DataFrame:
 def _view(
     connection: duckdb.DuckDBPyConnection, name: str, folders: list[Path], file: str, schema: tables.Schema
 ) -> None:
-    files = [str(folder / file) for folder in folders if read_manifest(folder)]
+    files = [str(folder / file) for folder in folders if (manifest := read_manifest(folder)) and not manifest.pruned]
     if not files:
         connection.register(name, pl.DataFrame(schema=schema))
         return

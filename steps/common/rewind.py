@@ -19,7 +19,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from steps.common import layout
-from steps.common.artifacts import Record, read_manifest
+from steps.common.artifacts import Record, read_manifest, refuse_pruned
 from steps.common.errors import CorruptArtifact, InvalidInputs
 from steps.common.runs import locked
 from steps.common.step import partials_of
@@ -52,25 +52,30 @@ class RewindRecord(Record):
 def rewind(root: Path, target: Rewind, asked_by: str | None = None) -> tuple[Path, list[str]]:
     """Sets aside what `target` made and all that follows from it; returns the folder that it is in now, and the paths.
 
-    Raises `RunInUse`, and `InvalidInputs` where there is nothing to set aside.
+    Raises `RunInUse`, `InvalidInputs` where there is nothing to set aside, and `PrunedArtifact` where what the step is
+    made from is gone.
     """
     with locked(root):
         again = list(_made_by(root, target))
         if not any((root / path).exists() for path in again):
             raise InvalidInputs(f"{root} has nothing that {_name(target)} made")
+        for path in _needed_by(root, target):
+            refuse_pruned(root / path)
         return _set_aside(root, again, _made_from(root, target.iteration, target.step), asked_by)
 
 
 def rescore(root: Path, iteration: int) -> tuple[Path, list[str]]:
     """Sets aside the groups of `iteration` and of all later ones, and what follows from the first.
 
-    Raises `RunInUse`, and `InvalidInputs` where there are none.
+    Raises `RunInUse`, `InvalidInputs` where there are none, and `PrunedArtifact` where some of the rollouts are gone.
     """
     with locked(root):
         later = [i for i in layout.numbered(root, "iterations") if i >= iteration]
         again = [layout.groups(i) for i in later if (root / layout.groups(i)).exists()]
         if layout.groups(iteration) not in again:
             raise InvalidInputs(f"{root} has no groups of iteration {iteration}")
+        for shard in (shard for i in later for shard in _shards(root, i)):
+            refuse_pruned(root / shard)
         return _set_aside(root, again, _made_from(root, iteration, "group"), None)
 
 
@@ -132,6 +137,19 @@ def _made_by(root: Path, target: Rewind) -> Iterator[str]:
             "train": layout.checkpoint(i + 1),
             "evaluate": layout.evaluation(i),
         }[target.step]
+
+
+def _needed_by(root: Path, target: Rewind) -> list[str]:
+    """Paths of what the step is made from, with the checkpoint that is trained on where the outcome changes."""
+    i = target.iteration
+    if target.step in ("pretrain", "initialize"):
+        return []
+    given = {"group": _shards(root, i), "collate": _shards(root, i), "train": [layout.batch(i)]}
+    return [layout.checkpoint(i), *given.get(target.step, [])]
+
+
+def _shards(root: Path, iteration: int) -> list[str]:
+    return [layout.rollouts(iteration, shard) for shard in layout.numbered(root, layout.shards(iteration))]
 
 
 def _made_from(root: Path, iteration: int, step: StepName) -> list[str]:
