@@ -11,10 +11,10 @@ from environments._clue_puzzles import NAMES, Puzzle, make_puzzle, read, write
 from environments._clue_solver import MURDERER, Clue, answer, solution
 from environments.temporal_clue import QUESTIONS, TemporalClue, grade, in_lines
 
-# By hand: the cellar is of 22:00, so the one at 21:00 is Ada, in the study, and the hall is of 20:00. The one at 20:00 is
-# not in the cellar, thus moved by envy, and without the pistol, which came later. Poison came right before Clara, so she
-# is not the first, nor at Ada's 21:00: she is the last, and Ada has the poison. Edith is left for 20:00 and the hall, with
-# the rope. The one in the hall is Clara or the murderer: Edith is the murderer.
+# By hand: the cellar is of 22:00, so the one at 21:00 is Ada, in the study, and the hall is of 20:00. The one at 20:00
+# is not in the cellar, thus moved by envy, and without the pistol, which came later. Poison came right before Clara, so
+# she is not the first, nor at Ada's 21:00: she is the last, and Ada has the poison. Edith is left for 20:00 and the
+# hall, with the rope. The one in the hall is Clara or the murderer: Edith is the murderer.
 PUZZLE = """\
 suspects: Ada, Clara, Edith
 weapons: pistol, poison, rope
@@ -76,7 +76,7 @@ def test_a_rollout_is_one_question(reply: str | None) -> None:
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("suspects", [2, 3])
 def test_all_cases_counted_leave_one_answer_and_need_each_clue(suspects: int, direct: bool) -> None:
-    for seed in range(12):
+    for seed in range(8):
         puzzle = make_puzzle(seed, suspects, direct)
         cases = [
             (set(broken(puzzle, times)), tuple(answer(puzzle.categories, times).values()))
@@ -142,7 +142,7 @@ def test_no_puzzle_is_in_both_splits() -> None:
 
 def test_players_are_worth_what_they_say_where_puzzles_are_hard() -> None:
     environment = load("temporal_clue", suspects=4, direct_clues=False)
-    tasks = environment.tasks("test")
+    tasks = environment.tasks("test")[:100]
     for player in environment.players():
         low, high = player.reward
         assert low <= mean_reward(environment, player.name, tasks) <= high
