@@ -22,7 +22,7 @@ def show_report(root: Path) -> None:
     create_table_artifact(
         [cells(row) for row in reversed(report.iterations[-SHOWN:])],
         key=key_of(report.run, "iterations"),
-        description=f"Iterations of the run {report.run}, the newest first.",
+        description=f"Iterations of the run {report.run}, the newest first. All of them: `{page}`",
     )
 
 

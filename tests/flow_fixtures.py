@@ -112,6 +112,11 @@ class NoServer:
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """Tiny steps, in this process."""
+    return tiny_steps(monkeypatch)
+
+
+def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Puts them in their places."""
     steps = Steps()
     for step, artifact, work in [
         (tasks.PRETRAIN, BaseModelFiles, steps.pretrain),

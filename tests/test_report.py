@@ -38,12 +38,12 @@ def test_a_row_is_readable() -> None:
     assert cells(ROW) == {
         "iteration": "0",
         "reward": "0.500",
-        "held-out": "-",
+        "held-out": "—",
         "groups kept": "3 of 4",
         "failed rollouts": "1",
         "KL": "0.0012",
-        "clip fraction": "-",
-        "seconds": "rollout 61, group 0",
+        "clip fraction": "—",
+        "seconds": "rollout 61, group 0.2",
     }
 
 
@@ -98,6 +98,7 @@ def test_every_iteration_adds_a_version(steps: Steps, runs: Path, tmp_path: Path
     assert re.search(r"!\[rewards\]\(data:image/svg\+xml;base64,[\w+/=]+\)", rewards[0].data)
     assert "| 2 | 0.500 ± 0.100 | 3 |" in rewards[0].data
     assert '"iteration": "1"' in tables[0].data
+    assert all(f"`{root}/report.html`" in told for told in (rewards[0].data, tables[0].description))
 
     train(config)  # nothing is new
     assert len(artifacts("early-bird-2-rewards")) == 3

@@ -70,7 +70,7 @@ def cells(row: IterationReport) -> dict[str, str]:
         "failed rollouts": str(row.failed),
         "KL": _number(row.kl, ".2g"),
         "clip fraction": _number(row.clip_fraction, ".2g"),
-        "seconds": ", ".join(f"{step} {seconds:.0f}" for step, seconds in row.seconds.items()),
+        "seconds": ", ".join(f"{step} {_seconds_as_text(seconds)}" for step, seconds in row.seconds.items()),
     }
 
 
@@ -159,7 +159,11 @@ def _seconds(root: Path, i: int, groups: Manifest, following: Manifest | None) -
 
 
 def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return "—" if value is None else format(value, form)  # Prefect would make a bullet of a hyphen
+
+
+def _seconds_as_text(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
 
 
 def _text(x: float, y: float | str, text: str, colour: str = "#555") -> str:
