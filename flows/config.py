@@ -21,6 +21,7 @@ from steps.agent.limits import RolloutLimits
 from steps.collate import CollateSettings
 from steps.common.artifacts import Record
 from steps.common.errors import InvalidInputs
+from steps.common.runs import NAME
 from steps.common.settings import Dtype, EnvironmentSettings, LoraSettings, SamplingSettings
 from steps.group import GroupSettings
 from steps.pretrain import PretrainSettings
@@ -88,7 +89,7 @@ class Timeouts(Record):
 class RunConfig(Record):
     """Everything that a run is made from."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=NAME)]
     """The run's folder under the runs folder, and its identity: the same name goes on where it stopped."""
     seed: int = 0
     """Decides the order of tasks, the sampling, the shuffles and the adapter's first weights."""

@@ -15,6 +15,7 @@ from steps.common import layout
 from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, Rollouts
 from steps.common.errors import InvalidInputs
 from steps.common.models import digest_of_model, find_model
+from steps.common.origin import Origin
 from steps.common.step import Inputs
 from steps.evaluate import EvaluateInputs
 from steps.group import GroupInputs
@@ -56,13 +57,20 @@ class Plan:
         assert settings is not None
         return PretrainInputs(environment=self.config.environment, settings=settings, seed=self.config.seed)
 
-    def initialize(self, made: BaseModelFiles | None) -> InitializeInputs:
-        """For the base model that the run made, or else the one that the settings name."""
+    def initialize(self, made: BaseModelFiles | None, origin: Origin | None = None) -> InitializeInputs:
+        """For the base model that the run made, or else the one that the settings name.
+
+        Raises `InvalidInputs` where a fork's settings don't fit its origin.
+        """
         config, base = self.config, made.path if made else layout.BASE if self.base_folder else self.base
+        digest = made.digest if made else self.base_digest
+        if origin:
+            origin.check(base, digest, config.lora)
         assert base is not None
         return InitializeInputs(
             base_model=base,
-            base_digest=made.digest if made else self.base_digest,
+            base_digest=digest,
+            origin=origin,
             dtype=config.model.dtype,
             lora=config.lora,
             seed=config.seed,

@@ -13,6 +13,8 @@ def print_status(status: Status) -> None:
     complete = [c.iteration for c in status.checkpoints if c.complete]
     newest = f"checkpoint {complete[-1]} of {status.iterations}" if complete else "no checkpoint yet"
     console.print(f"[bold]{escape(status.run)}[/] is {status.state}: {newest}")
+    if status.origin:
+        console.print(f"forked from {escape(status.origin)}")
     if status.evaluations:
         table = Table("iteration", "held-out reward", "tasks", box=None, header_style="bold")
         for row in status.evaluations:
@@ -21,7 +23,7 @@ def print_status(status: Status) -> None:
     if status.champion is not None:
         console.print(f"champion: checkpoint {status.champion}")
     if decision := status.last_decision:
-        console.print(f"checkpoint {decision.iteration} was {decision.decision}: {escape(decision.reason)}")
+        console.print(f"{decision.decision}: {escape(decision.reason)}", soft_wrap=True)
     if last := status.last_iteration:
         facts = [
             f"{last.kept} of {last.groups} groups kept",

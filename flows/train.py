@@ -14,8 +14,9 @@ from flows.parameters import Settings, go_back, run_name, settings_of
 from flows.plan import Plan
 from flows.run import Run
 from steps.common import layout
-from steps.common.artifacts import Batch, Checkpoint, Evaluation, Groups, Rollouts
+from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, Rollouts
 from steps.common.errors import NightschoolError
+from steps.common.origin import Origin, origin_of
 from steps.common.rewind import Rewind
 from steps.common.runs import runs_folder
 
@@ -62,9 +63,18 @@ def improve(run: Run) -> list[Evaluation]:
 
 def start(run: Run) -> Checkpoint:
     """The checkpoint to start from; 0 is on a base model that may have to be made first."""
-    made = tasks.pretrain.submit(run, run.plan.pretrain()).result() if run.plan.config.model.pretrain else None
-    untrained = tasks.initialize.submit(run, run.plan.initialize(made)).result()
-    return run.read(Checkpoint, layout.checkpoint(run.plan.first)) if run.plan.first else untrained
+    origin = origin_of(run.root)
+    first = tasks.initialize.submit(run, run.plan.initialize(made_base(run, origin), origin)).result()
+    return run.read(Checkpoint, layout.checkpoint(run.plan.first)) if run.plan.first else first
+
+
+def made_base(run: Run, origin: Origin | None) -> BaseModelFiles | None:
+    """The base model that the run makes first, where the settings say so. A fork brought along what its origin made."""
+    if run.plan.config.model.pretrain is None:
+        return None
+    if origin is None:
+        return tasks.pretrain.submit(run, run.plan.pretrain()).result()
+    return run.read(BaseModelFiles, layout.MODEL) if origin.checkpoint.base_model == layout.MODEL else None
 
 
 def serve_if_needed(run: Run, checkpoint: Checkpoint) -> None:

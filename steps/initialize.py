@@ -1,8 +1,12 @@
-"""Step `initialize`: gives a base model its first adapter, which changes nothing yet. Makes checkpoint 0."""
+"""Step `initialize`: gives a base model its first adapter, which changes nothing yet. Makes checkpoint 0.
+
+A fork's first adapter is the one that it was forked with.
+"""
 
 from typing import Any
 
 from steps.common.artifacts import Checkpoint
+from steps.common.origin import Origin
 from steps.common.settings import Dtype, LoraSettings
 from steps.common.step import Inputs, Step, Workspace
 
@@ -18,10 +22,12 @@ class InitializeInputs(Inputs):
     """Of the base model's weights."""
     lora: LoraSettings = LoraSettings()
     seed: int = 0
+    origin: Origin | None = None
+    """In a fork, where its first adapter comes from."""
 
 
 def initialize(inputs: InitializeInputs, workspace: Workspace) -> dict[str, Any]:
-    """Makes a run's first checkpoint: an untrained LoRA adapter for the base model."""
+    """Makes a run's first checkpoint: an untrained LoRA adapter for the base model, or a fork's."""
     from steps.grpo import start
 
     return start(inputs, workspace)

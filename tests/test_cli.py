@@ -36,6 +36,7 @@ def test_status_is_json_for_programs(run: Path) -> None:
     assert status == {
         "run": "night",
         "state": "stopped",
+        "origin": None,
         "iterations": 2,
         "checkpoints": [],
         "evaluations": [],

@@ -20,6 +20,8 @@ from steps.common.storage import write_atomically
 
 RUNS = "NIGHTSCHOOL_RUNS"
 """Environment variable: the folder of all runs; without it `runs` in the working directory."""
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""What a run may be called."""
 PATIENCE = 2.0
 """Seconds to wait for who holds the lock for a moment only: a reader that asks whether the run is in use."""
 

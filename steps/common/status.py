@@ -8,6 +8,7 @@ from steps.common import layout
 from steps.common.artifacts import Manifest, Record, read_manifest, verify
 from steps.common.champion import champion, history
 from steps.common.errors import CorruptArtifact
+from steps.common.origin import origin_of
 from steps.common.runs import in_use, read_record
 
 
@@ -57,6 +58,8 @@ class Status(Record):
     run: str
     state: Literal["running", "finished", "stopped"]
     """`running`: a process holds its lock; `finished`: the last checkpoint is there and evaluated; else `stopped`."""
+    origin: str | None
+    """What it was forked from."""
     iterations: int
     """Asked for."""
     checkpoints: list[CheckpointStatus]
@@ -74,6 +77,7 @@ def status_of(root: Path) -> Status:
     return Status(
         run=root.name,
         state="running" if in_use(root) else "finished" if _reached(root, target) else "stopped",
+        origin=str(origin) if (origin := origin_of(root)) else None,
         iterations=target,
         checkpoints=[
             CheckpointStatus(iteration=i, complete=read_manifest(root / layout.checkpoint(i)) is not None)

@@ -1,9 +1,15 @@
-"""The work of `steps.initialize`: a base model gets its first adapter."""
+"""The work of `steps.initialize`: a base model gets its first adapter, a new one or that of a fork."""
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from steps.common import layout
+from steps.common.models import PROBE, Probe
 from steps.common.step import Workspace
-from steps.grpo.adapter import add_adapter, lora_config, save_adapter
+from steps.grpo.adapter import add_adapter, load_weights, lora_config, read_config, save_adapter
 from steps.grpo.model import load_base, load_tokenizer, prepare_torch
 from steps.grpo.probe import logprobs, random_sequences, write_probe
 
@@ -12,14 +18,43 @@ if TYPE_CHECKING:
 
 
 def start(inputs: "InitializeInputs", workspace: Workspace) -> dict[str, Any]:
-    """Writes an adapter that changes nothing yet, and a probe of random tokens."""
+    """Writes the adapter, a probe, and in a fork what the optimizer needs to go on."""
     prepare_torch()
     base = load_base(workspace.root, inputs.base_model, inputs.dtype)
-    vocabulary = len(load_tokenizer(workspace.root, inputs.base_model))
-    sequences = random_sequences(vocabulary, inputs.seed)
+    sequences = _sequences(inputs, workspace)
     answers = logprobs(base, sequences)
+    model = _forked(base, inputs, workspace) if inputs.origin else _untrained(base, inputs, workspace)
+    write_probe(workspace.out, inputs.dtype, sequences, logprobs(model, sequences), None, answers)
+    return {
+        "iteration": 0,
+        "base_model": inputs.base_model,
+        "base_digest": inputs.base_digest,
+        "step": inputs.origin.checkpoint.step if inputs.origin and inputs.origin.with_optimizer else 0,
+        "updated": False,
+        "metrics": {},
+    }
+
+
+def _sequences(inputs: "InitializeInputs", workspace: Workspace) -> list[list[int]]:
+    """What the probe asks: of a fork what told its origin from other weights, else random tokens."""
+    if inputs.origin:
+        probe = Probe.model_validate_json((workspace.root / inputs.origin.path / PROBE).read_text())
+        return [sequence.token_ids for sequence in probe.sequences]
+    return random_sequences(len(load_tokenizer(workspace.root, inputs.base_model)), inputs.seed)
+
+
+def _untrained(base: PreTrainedModel, inputs: "InitializeInputs", workspace: Workspace) -> PeftModel:
+    """With an adapter that changes nothing yet."""
     model = add_adapter(base, lora_config(inputs.lora), inputs.seed)
     save_adapter(model, inputs.base_model, workspace.out)
-    write_probe(workspace.out, inputs.dtype, sequences, logprobs(model, sequences), None, answers)
-    facts = {"iteration": 0, "step": 0, "updated": False, "metrics": {}}
-    return {"base_model": inputs.base_model, "base_digest": inputs.base_digest, **facts}
+    return model
+
+
+def _forked(base: PreTrainedModel, inputs: "InitializeInputs", workspace: Workspace) -> PeftModel:
+    """With the origin's adapter, whose files are taken over as they are."""
+    assert inputs.origin
+    folder = workspace.root / inputs.origin.path
+    shutil.copytree(folder, workspace.out, ignore=shutil.ignore_patterns(layout.MANIFEST), dirs_exist_ok=True)
+    model = add_adapter(base, read_config(folder), inputs.seed)
+    load_weights(model, folder)
+    return model
