@@ -14,7 +14,6 @@ import httpx
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.exceptions import PrefectException
 from prefect.runtime import task_run
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from flows.report import key_of
 from flows.runtimes.base import Say
@@ -31,7 +30,7 @@ def shown(run: str, step: str, say: Say) -> Iterator[Say]:
     """What to call with a step's lines: each goes on to `say`, and those that tell how far it is move the artifact.
 
     The artifact starts at 0 and is at 100 when the step has succeeded; one that failed stays where it was. Prefect's
-    API may fail: `say` is told once, and the step goes on.
+    API may fail: then `say` is told once, and the step goes on.
     """
     if step not in LONG:
         yield say
@@ -50,7 +49,7 @@ class Artifact:
         self._id: UUID | None = None
         self._told = ""
         self._moved = 0.0
-        self._complained = False
+        self._given_up = False
 
     def hear(self, line: str) -> None:
         """Takes a line of the step."""
@@ -61,17 +60,20 @@ class Artifact:
                 self.move(share)
 
     def move(self, share: float) -> None:
-        """Has it show a share of the whole, and the line that told of it."""
+        """Has it show a share of the whole, and the line that told of it.
+
+        Prefect itself waits a minute for a server that is restarted. After that no more is asked of it for this step,
+        whose lines would be waiting.
+        """
+        if self._given_up:
+            return
         self._moved = time.monotonic()
         try:
-            # What fails is not worth a minute of Prefect's own retries: the next line brings news anyway.
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-                self._send(100 * share, self._description + self._told)
+            self._send(100 * share, self._description + self._told)
         except (httpx.HTTPError, PrefectException) as error:
-            if not self._complained:
-                self._complained = True
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                self._say(f"Prefect does not show the progress of this step: {reason}")
+            self._given_up = True
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._say(f"Prefect does not show the progress of this step any more: {reason}")
 
     def _send(self, percent: float, description: str) -> None:
         if self._id is None:

@@ -116,4 +116,6 @@ def test_what_prefect_does_not_take_stops_no_step_and_is_said_once(monkeypatch: 
 
     in_tasks(step)
     assert said[0] == "1/4 steps" and said[2:] == ["2/4 steps"]
-    assert re.fullmatch("Prefect does not show the progress of this step: .* '404 Not Found' for url .*", said[1])
+    assert re.fullmatch(
+        "Prefect does not show the progress of this step any more: .* '404 Not Found' for url .*", said[1]
+    )
