@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import boto3
+from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -33,6 +34,8 @@ CONNECT, READ = 10.0, 60.0
 """Seconds without progress, after which a request is tried again."""
 AT_ONCE = 4
 """Requests at the same time."""
+MOST_AT_ONCE = 5 << 30
+"""Bytes that S3 copies in one request."""
 PART = 16 << 20
 """Bytes of a large file that travel in one request."""
 ENDED_EARLY = (ResponseStreamingError, IncompleteReadError, FlexibleChecksumError)
@@ -118,6 +121,16 @@ class Bucket:
             return body
 
         return self._attempt(get)
+
+    def copy(self, key: str, to: str) -> None:
+        """Copies an object within the bucket, with what was noted when it was put. Raises `Absent`."""
+        found = self.head(key)
+        if found is None:
+            raise Absent
+        options = self.settings.put_options() | {"Metadata": found.metadata, "MetadataDirective": "REPLACE"}
+        source, bucket = {"Bucket": self.settings.bucket, "Key": key}, self.settings.bucket
+        whole = TransferConfig(multipart_threshold=MOST_AT_ONCE)
+        self._attempt(lambda client: client.copy(source, bucket, to, ExtraArgs=options, Config=whole))
 
     def delete(self, key: str) -> None:
         """Deletes an object, where it is there."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from itertools import groupby
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -130,7 +131,8 @@ class RemoteRun:
 
     def uploads(self) -> list[Upload]:
         """Multipart uploads that were not completed."""
-        found, more = [], {}
+        found: list[Upload] = []
+        more: dict[str, Any] = {}
         while True:
             page = self.bucket.call("list_multipart_uploads", Prefix=self.key(), **more)
             found += [self._upload(upload["Key"], upload) for upload in page.get("Uploads", [])]
@@ -172,7 +174,7 @@ class RemoteRun:
         """A small file that is no artifact. Raises `CorruptArtifact` where it is damaged."""
         return self._whole(self.objects[path])
 
-    def _upload(self, key: str, upload: dict[str, object]) -> Upload:
+    def _upload(self, key: str, upload: dict[str, Any]) -> Upload:
         parts = self.bucket.call("list_parts", Key=key, UploadId=upload["UploadId"]).get("Parts", [])
         return Upload.model_validate(
             {

@@ -36,7 +36,7 @@ class BackupInputs(Inputs):
 
     to: str
     """The run's place, s3://bucket/prefix/run."""
-    artifacts: dict[str, Sent]
+    holds: dict[str, Sent]
     """By path."""
 
 
@@ -65,7 +65,7 @@ def receipts(root: Path, to: str | None = None) -> Iterator[BackupInputs]:
 
 def sent(root: Path, to: str | None = None) -> dict[str, Sent]:
     """By path, what was sent last."""
-    return {path: artifact for receipt in receipts(root, to) for path, artifact in receipt.artifacts.items()}
+    return {path: artifact for receipt in receipts(root, to) for path, artifact in receipt.holds.items()}
 
 
 def covered(root: Path, to: str | None = None) -> dict[str, str]:
@@ -78,7 +78,7 @@ def covered(root: Path, to: str | None = None) -> dict[str, str]:
 
 def ever_sent(root: Path, to: str) -> set[tuple[str, str]]:
     """Paths and digests of all that this run has put there."""
-    return {(path, artifact.digest) for receipt in receipts(root, to) for path, artifact in receipt.artifacts.items()}
+    return {(path, artifact.digest) for receipt in receipts(root, to) for path, artifact in receipt.holds.items()}
 
 
 def path_of(number: int) -> str:
