@@ -69,7 +69,7 @@ class Artifact:
             return
         self._moved = time.monotonic()
         try:
-            self._send(100 * share, self._description + self._told)
+            self._send(round(100 * share, 1), self._description + self._told)
         except (httpx.HTTPError, PrefectException) as error:
             self._given_up = True
             reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -11,7 +11,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from flows import progress
 from steps.common.progress import Progress, share_done
 
-LINES = ["6 of 8 groups are finished already", "4/16 rollouts · reward 0.250 · 0:41 left", "done soon"]
+LINES = ["6 of 8 groups are finished already", "1/6 rollouts · reward 0.250 · 0:41 left", "done soon"]
 
 
 def test_a_line_of_progress_tells_the_share(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +75,7 @@ def test_prefect_shows_how_far_a_step_is(monkeypatch: pytest.MonkeyPatch) -> Non
     in_tasks(step, step)
     assert said == LINES * 2
     what = "rollout 0003/001 of the run Early_Bird.2"
-    told = (25.0, f"{what}: {LINES[1]}")
+    told = (16.7, f"{what}: {LINES[1]}")
     assert seen == [(0.0, what), (0.0, what), told, told, (100.0, f"{what}: {LINES[1]}")] * 2
     assert len(artifacts("early-bird-2-rollout")) == 2  # a version a task run, under one key
 
