@@ -65,13 +65,12 @@ def restore(
     the disk is too small.
     """
     from steps.remote.bucket import Bucket
-    from steps.remote.inventory import RemoteRun, runs_in
+    from steps.remote.inventory import RemoteRun, no_such_run
 
     bucket = Bucket(settings)
     remote = RemoteRun(bucket, run)
     if not remote.objects:
-        there = ", ".join(runs_in(bucket)) or "none"
-        raise InvalidInputs(f"there is no run {run!r} in {settings.url()}: there are {there}")
+        raise no_such_run(bucket, run)
     paths = _chosen(remote, iteration, only)
     if dry:
         return _restore(remote, root, paths, say, dry)

@@ -60,18 +60,29 @@ def sql(run: RunName, query: Annotated[str, typer.Argument(metavar="SQL")]) -> N
 
 
 @app.command()
-def verify(run: RunName) -> None:
-    """Read every file of a run and compare it with its manifest."""
+def verify(
+    run: RunName,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="The backup: sizes and sums as the bucket knows them.")
+    ] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="With --remote: read every file in the bucket.")] = False,
+) -> None:
+    """Read every file of a run and compare it with its manifest; or do that to its backup."""
+    from steps.common.errors import InvalidInputs
     from steps.common.runs import find_run
-    from steps.common.status import damages, pruned
+    from steps.common.status import damages
 
-    root = find_run(run)
-    found = list(damages(root))
-    wrong = [damage for _, damage in found if damage]
+    if deep and not remote:
+        raise InvalidInputs("--deep goes with --remote: the files here are always read")
+    if remote:
+        from flows.show_backups import verify_remote
+
+        found = verify_remote(run, deep)
+    else:
+        found = [damage for _, damage in damages(find_run(run))]
+    wrong = [damage for damage in found if damage]
     for damage in wrong:
         typer.echo(damage, err=True)
     typer.echo(f"{len(found) - len(wrong)} of {len(found)} artifacts are whole")
-    if gone := pruned(root):
-        typer.echo(f"{len(gone)} more were pruned")
     if wrong:
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from steps.common import layout
 from steps.common.artifacts import Manifest, Record, digest_of
-from steps.common.errors import CorruptArtifact
+from steps.common.errors import CorruptArtifact, InvalidInputs
 from steps.remote.bucket import Bucket, Object, side_by_side
 from steps.remote.errors import Absent, Occupied
 from steps.remote.upload import abort, overwrite
@@ -199,6 +199,12 @@ def is_plain(path: str) -> bool:
 def runs_in(bucket: Bucket) -> list[str]:
     """Names of the runs in a bucket."""
     return sorted(name for name in bucket.folders(bucket.settings.key("")) if name)
+
+
+def no_such_run(bucket: Bucket, run: str) -> InvalidInputs:
+    """The error that names those there are."""
+    there = ", ".join(runs_in(bucket)) or "none"
+    return InvalidInputs(f"there is no run {run!r} in {bucket.settings.url()}: there are {there}")
 
 
 def _first(error: ValidationError) -> str:
