@@ -1,5 +1,6 @@
 """Commands that take a checkpoint elsewhere."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,3 +34,27 @@ def fork(
     )
     typer.echo(f"{make_run(inputs, new)} starts from checkpoint {iteration} of {root.name}: train it with")
     typer.echo(f"  nightschool train CONFIG --set name={new}")
+
+
+@app.command()
+def export(
+    run: RunName,
+    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not be there, or be empty.")],
+    iteration: Annotated[
+        int | None, typer.Option(min=0, help="The checkpoint; without it the champion, or else the newest.")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="One model in transformers' format, not the adapter.")] = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to the Hugging Face hub too, with HF_TOKEN.")
+    ] = None,
+) -> None:
+    """Write a checkpoint as others load it: for PEFT, or merged for transformers, with tokenizer and model card."""
+    from flows.checkpoints import to_serve
+    from flows.export import export as write
+    from steps.common.runs import find_run
+
+    root = find_run(run)
+    checkpoint = to_serve(root, False, iteration)
+    if status := write(root, checkpoint, to, merge, push):
+        raise typer.Exit(status)
+    typer.echo(f"checkpoint {checkpoint.iteration} of {root.name} is in {to}")

@@ -15,6 +15,8 @@ PLACES: dict[str, Place] = {
     "pretrain": "train",
     "initialize": "train",
     "train": "train",
+    "export": "train",
+    "publish": "train",
     "serve": "serve",
 }
 """Where a step is not at home in the flow's own environment."""
@@ -45,6 +47,9 @@ def run_alone(step: str, root: Path, path: str, inputs: str = "{}") -> int:
     with TemporaryDirectory() as folder:
         asked = Path(folder) / "inputs.json"
         asked.write_text(inputs)
-        command: list[str | Path] = [python_of(place_of(step)), "-m", f"steps.{step}"]
-        command += ["--root", root, "--path", path, "--inputs", asked]
-        return subprocess.run(command).returncode
+        return run_module(step, "--root", root, "--path", path, "--inputs", asked)
+
+
+def run_module(step: str, *arguments: str | Path) -> int:
+    """Runs `steps.<step>` in its environment, its lines on the terminal; returns its exit status."""
+    return subprocess.run([python_of(place_of(step)), "-m", f"steps.{step}", *arguments]).returncode

@@ -12,6 +12,7 @@ from uuid import uuid4
 from steps.common import layout
 from steps.common.artifacts import FileEntry, Record, digest_of, read_manifest
 from steps.common.errors import InvalidInputs
+from steps.common.settings import Dtype
 from steps.common.storage import sha256_of
 
 PROBE = "probe.json"
@@ -37,11 +38,16 @@ def find_model(root: Path, base_model: str) -> str:
         if not (folder / "config.json").is_file():
             raise InvalidInputs(f"{folder} holds no model in transformers' format: there is no config.json in it")
         return str(folder.resolve())
-    if not fullmatch(r"[\w.-]+/[\w.-]+", base_model) or folder.parent.is_dir():
+    if not is_on_hub(base_model) or folder.parent.is_dir():
         raise InvalidInputs(
             f"there is no base model {base_model!r}, neither in {root} nor as a folder; a hub id reads owner/name"
         )
     return base_model
+
+
+def is_on_hub(name: str) -> bool:
+    """Is it a hub id, and no folder?"""
+    return fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
 
 
 def digest_of_model(folder: Path) -> str:
@@ -88,6 +94,6 @@ class ProbeSequence(Record):
 class Probe(Record):
     """What a server must answer for a checkpoint, computed by the trainer when it made it."""
 
-    dtype: str
+    dtype: Dtype
     """Of the trainer's weights: how exact the numbers are."""
     sequences: list[ProbeSequence]
