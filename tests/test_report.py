@@ -56,6 +56,14 @@ def test_the_curve_shows_every_reward_in_its_place() -> None:
     assert circle is not None and (circle.get("cx"), circle.get("cy")) == ("680.0", "100.0")
 
 
+def test_a_single_reward_is_a_dot() -> None:
+    dots = ET.fromstring(curve(report(0.5))).findall("{*}circle")
+    assert [(dot.get("cx"), dot.get("cy")) for dot in dots] == [
+        ("680.0", "130.0"),
+        ("40.0", "220.0"),
+    ]  # held out; trained
+
+
 @pytest.mark.parametrize("rewards", [(), (None,), (0.25,), (0.25, 0.25)])
 def test_a_run_that_has_hardly_begun_has_a_page(tmp_path: Path, rewards: tuple[float | None, ...]) -> None:
     begun = report(*rewards).model_copy(update={"evaluations": []})

@@ -114,6 +114,8 @@ def curve(report: Report) -> str:
         f'<circle cx="{x(i)}" cy="{y(reward)}" r="3.5" fill="{HELD_OUT}"/>'
         for i, bottom, reward, top in bars
     ]
+    if len(trained) == 1:  # no line yet
+        marks += [f'<circle cx="{x(i)}" cy="{y(reward)}" r="3.5" fill="{TRAINED}"/>' for i, reward in trained]
     labels = [
         _text(MARGIN, HEIGHT - 14, "0"),
         _text(WIDTH - MARGIN, HEIGHT - 14, f"{last}"),
