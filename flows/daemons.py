@@ -3,11 +3,13 @@
 The record counts only while a process with that number and that start time runs, so that a stranger is never stopped.
 """
 
+import fcntl
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -56,6 +58,15 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )
     return process.pid
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Lets one process at a time start or stop what `file` stands for; the others wait."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def started(pid: int) -> str | None:

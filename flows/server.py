@@ -3,7 +3,6 @@
 It lives in `<runs>/.prefect`: its database, its log, a record of its process.
 """
 
-import fcntl
 import json
 import os
 import socket
@@ -11,11 +10,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from flows.daemons import Daemon, spawn, started
+from flows.daemons import Daemon, locked, spawn, started
 from steps.common.errors import NightschoolError
 from steps.common.runs import runs_folder
 from steps.common.storage import write_atomically
@@ -32,7 +29,7 @@ SETTINGS = {
 }
 STARTING = 180.0
 """Seconds that the first start on a slow machine may take; it makes the database."""
-RECORD = "server.json"
+RECORD, LOCK = "server.json", "server.lock"
 
 
 class ServerNotReady(NightschoolError):
@@ -62,7 +59,7 @@ def home() -> Path:
 
 def ensure_server(home: Path) -> ServerRecord:
     """Our server, started where it does not run, and answering. Raises `ServerNotReady`."""
-    with _locked(home):
+    with locked(home / LOCK):
         return ServerRecord.read(home / RECORD) or _start(home)
 
 
@@ -79,7 +76,7 @@ def wait_until_ready(home: Path, record: ServerRecord) -> None:
 
 def stop_server(home: Path) -> bool:
     """Stops our server; False where none runs."""
-    with _locked(home):
+    with locked(home / LOCK):
         record = ServerRecord.read(home / RECORD)
         if record:
             record.stop()
@@ -129,11 +126,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "server.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

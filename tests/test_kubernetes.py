@@ -11,17 +11,24 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import yaml
 from prefect import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.importtools import import_object
 from prefect.utilities.schema_tools import validate
 from prefect.utilities.schema_tools.validation import ValidationError
 from prefect.utilities.templating import apply_values
 
+from flows.command import HEARTBEATS
+
 # Prefect's own clients are collected rather than closed.
 pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.timeout(200)]
 
-TEMPLATE = json.loads((Path(__file__).parents[1] / "kubernetes/base-job-template.json").read_text())
+FOLDER = Path(__file__).parents[1] / "kubernetes"
+TEMPLATE = json.loads((FOLDER / "base-job-template.json").read_text())
+DEPLOYED = yaml.safe_load((FOLDER / "prefect.yaml").read_text())["deployments"]
 CPU = {"image": "nightschool/flow:1", "flow_image": "nightschool/flow:1", "runs_claim": "runs"}
 GPU = CPU | {
     "image": "nightschool/train:1",
@@ -48,6 +55,20 @@ def test_a_gpu_step_gets_its_gpus_on_its_nodes() -> None:
     assert step["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": 2}
     assert filled["nodeSelector"] == {"nvidia.com/gpu.product": "H200"}
     assert filled["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+
+
+@pytest.mark.parametrize("deployed", DEPLOYED, ids=[f"{entry['entrypoint']}/{entry['name']}" for entry in DEPLOYED])
+def test_a_deployment_fits_the_template(deployed: dict[str, Any]) -> None:
+    work_pool = deployed["work_pool"]
+    (step,) = pod(work_pool["job_variables"])["containers"]
+    image = step["image"].split("/")[-1].partition(":")[0]
+    assert image == {"train": "train", "model": "serve"}.get(deployed["name"], "flow")
+    assert step["resources"]["limits"]["nvidia.com/gpu"] == (0 if image == "flow" else 1)
+    assert work_pool["name"] == ("cpus" if image == "flow" else "gpus")
+    assert work_pool["job_variables"]["env"] == HEARTBEATS
+    assert set(deployed.get("parameters", {})) <= set(
+        parameter_schema(import_object(deployed["entrypoint"])).properties
+    )
 
 
 def test_a_step_finds_the_runs_and_both_environments() -> None:

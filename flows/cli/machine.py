@@ -10,7 +10,7 @@ app = typer.Typer()
 
 @app.command()
 def up() -> None:
-    """Start Prefect's server and a worker, and deploy prefect.yaml. Again: start what is not up."""
+    """Start Prefect's server and workers, and deploy prefect.yaml. Again: start what is not up."""
     from flows.up import bring_up
 
     for line in bring_up():
@@ -19,7 +19,7 @@ def up() -> None:
 
 @app.command()
 def down() -> None:
-    """Stop the server and the worker that `up` and `train` started, and remove the containers that runs have left."""
+    """Stop the server and the workers that `up` and `train` started, and remove the containers that runs have left."""
     from flows.up import take_down
 
     for line in take_down():
