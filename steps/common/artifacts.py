@@ -48,7 +48,7 @@ class Manifest(Record):
     measured: dict[str, float] = {}
     """What differs each time it is made: speeds, memory."""
     pruned: datetime | None = None
-    """When the files were deleted to make room. The folder stays finished: what was made from it is as valid as ever."""
+    """When the files were deleted to make room. The folder stays finished: what was made from it is still valid."""
 
 
 class Artifact(Record):

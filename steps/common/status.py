@@ -7,7 +7,7 @@ from typing import Any, Literal
 from steps.common import layout
 from steps.common.artifacts import Manifest, Record, read_manifest, verify
 from steps.common.champion import champion, history
-from steps.common.errors import CorruptArtifact
+from steps.common.errors import CorruptArtifact, PrunedArtifact
 from steps.common.origin import origin_of
 from steps.common.runs import in_use, read_record
 
@@ -91,17 +91,30 @@ def status_of(root: Path) -> Status:
 
 
 def damages(root: Path) -> Iterator[tuple[Path, str | None]]:
-    """Every artifact of the run with what is wrong with it, or None: reads each file in full."""
-    for manifest in sorted(root.rglob(layout.MANIFEST)):
-        folder = manifest.parent
-        if layout.SUPERSEDED in folder.relative_to(root).parts or folder.name.startswith("."):
-            continue
+    """Every artifact of the run with what is wrong with it, or None: reads each file in full. Pruned ones have none."""
+    for folder in _artifacts(root):
         try:
             verify(folder)
+        except PrunedArtifact:
+            continue
         except CorruptArtifact as error:
             yield folder, str(error)
         else:
             yield folder, None
+
+
+def pruned(root: Path) -> list[str]:
+    """Paths of the artifacts whose files were deleted to make room. Raises `CorruptArtifact`."""
+    found = ((folder, read_manifest(folder)) for folder in _artifacts(root))
+    return [folder.relative_to(root).as_posix() for folder, manifest in found if manifest and manifest.pruned]
+
+
+def _artifacts(root: Path) -> Iterator[Path]:
+    """Folders of all artifacts but those that were set aside."""
+    for manifest in sorted(root.rglob(layout.MANIFEST)):
+        folder = manifest.parent
+        if layout.SUPERSEDED not in folder.relative_to(root).parts and not folder.name.startswith("."):
+            yield folder
 
 
 def _reached(root: Path, target: int) -> bool:
