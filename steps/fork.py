@@ -21,6 +21,7 @@ from steps.common.runs import NAME, RunRecord, locked, read_record, runs_folder,
 from steps.common.settings import LoraSettings
 from steps.common.step import Inputs, Step, Workspace, package_versions
 from steps.common.storage import sha256_of, sync
+from steps.remote.settings import BucketSettings
 
 CONFIG = "adapter_config.json"
 POLICY = frozenset({CONFIG, "adapter_model.safetensors", PROBE})
@@ -64,9 +65,7 @@ def make_run(inputs: ForkInputs, name: str) -> Path:
     It appears whole or not at all. Raises `InvalidInputs` where there is a run of that name, or no such checkpoint, and
     `CorruptArtifact`.
     """
-    new = runs_folder() / name
-    if not fullmatch(NAME, name) or new.exists():
-        raise InvalidInputs(f"{new} {'is there already' if new.exists() else 'is no name'}: give the fork another name")
+    new = _free(name)
     aside = new.with_name(f".{name}.fork{layout.PARTIAL}")
     with locked(aside):
         _clear(aside)
@@ -76,6 +75,30 @@ def make_run(inputs: ForkInputs, name: str) -> Path:
         write_record(aside, RunRecord(config=config, versions=package_versions()))
         aside.rename(new)
     sync(new.parent)
+    return new
+
+
+def make_run_from_bucket(settings: BucketSettings, run: str, iteration: int, with_optimizer: bool, name: str) -> Path:
+    """`make_run` from a backup: brings no more of it than it needs, and keeps what has come where it is interrupted.
+
+    Raises `BucketFault` too.
+    """
+    from steps.remote.origin import fetch_origin  # and with it boto3
+
+    folder = _free(name).with_name(f".{name}.fetched{layout.PARTIAL}")
+    with locked(folder):
+        source = fetch_origin(settings, run, iteration, folder)
+        inputs = ForkInputs(run=run, iteration=iteration, with_optimizer=with_optimizer, source=source, folder=folder)
+        new = make_run(inputs, name)
+        shutil.rmtree(folder)
+    return new
+
+
+def _free(name: str) -> Path:
+    """The folder of a run that is to be. Raises `InvalidInputs` where there is one."""
+    new = runs_folder() / name
+    if not fullmatch(NAME, name) or new.exists():
+        raise InvalidInputs(f"{new} {'is there already' if new.exists() else 'is no name'}: give the fork another name")
     return new
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import s3_fixtures as s3
 from flow_fixtures import Steps, config_of
+from s3_fixtures import Proxy, Weed, place, proxy, weed
 from typer.testing import CliRunner
 
 from flows import tasks
 from flows.cli import app
 from flows.config import RunConfig
 from flows.train import train
+from steps.backup import backup
 from steps.common import layout
 from steps.common.artifacts import BaseModelFiles, Checkpoint, Manifest, read_manifest, verify
 from steps.common.errors import CorruptArtifact, InvalidInputs
@@ -24,9 +28,12 @@ from steps.common.runs import RunRecord, write_record
 from steps.common.settings import LoraSettings
 from steps.common.status import damages, status_of
 from steps.common.step import Inputs, Step, Workspace
-from steps.fork import ForkInputs, make_run
+from steps.fork import ForkInputs, make_run, make_run_from_bucket
 from steps.initialize import INITIALIZE
+from steps.remote.settings import BucketSettings
 from steps.train import TRAIN
+
+__all__ = ["place", "proxy", "weed"]
 
 LORA = LoraSettings(rank=8, alpha=16, target_modules=("v_proj", "q_proj"))
 POLICY = ["adapter_config.json", "adapter_model.safetensors", "probe.json"]
@@ -133,6 +140,37 @@ def test_a_damaged_file_is_not_copied(runs: Path) -> None:
         make_run(asked(runs / "first"), "second")
     assert not (runs / "second").exists()
     assert origin_of(make_run(asked(runs / "first", with_optimizer=False), "second")), "what is whole can be had"
+
+
+@pytest.mark.slow
+def test_a_fork_from_a_bucket_brings_its_checkpoint_and_the_model_only(
+    runs: Path, place: BucketSettings, weed: Weed, proxy: Proxy
+) -> None:
+    def store(content: bytes) -> None:
+        key = place.key("first", "checkpoints/0003/scheduler.pt")
+        weed.client().put_object(Bucket=place.bucket, Key=key, Body=content)
+
+    make_origin(runs / "first")
+    s3.make(runs / "first", layout.checkpoint(4))
+    backup(runs / "first", place)
+    shutil.rmtree(runs / "first")
+    proxy.seen.clear()
+    asked = ["fork", "first", "second", "--iteration", "3", "--from", place.url()]
+    store(b"Scheduler.pt")
+    assert isinstance(CliRunner().invoke(app, asked).exception, CorruptArtifact)
+    assert [path.name for path in runs.glob("[!.]*")] == []
+    store(b"scheduler.pt")
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    assert [path.name for path in runs.iterdir()] == ["second"]
+    assert all(damage is None for _, damage in damages(runs / "second"))
+    assert manifest_of(runs / "second/origin").inputs["source"] == place.url("first")
+    gets = [path.partition("?")[0] for line in proxy.seen if "GET" in line for path in line.split("/first/")[1:]]
+    assert len([path for path in gets if path.endswith("adapter_model.safetensors")]) == 1, "not again what has come"
+    assert {path.rpartition("/")[0] for path in gets} == {"checkpoints/0003", "model", ""}
+    with pytest.raises(InvalidInputs, match="has no checkpoint 9: there are 0003, 0004"):
+        make_run_from_bucket(place, "first", 9, True, "third")
+    with pytest.raises(InvalidInputs, match=r"there is no run 'other' in s3://.*: there are first"):
+        make_run_from_bucket(place, "other", 3, True, "third")
 
 
 KILLED = """

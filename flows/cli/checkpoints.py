@@ -18,22 +18,24 @@ def fork(
     without_optimizer: Annotated[
         bool, typer.Option("--without-optimizer", help="Take the adapter only: the optimizer starts anew.")
     ] = False,
+    origin: Annotated[
+        str | None, typer.Option("--from", metavar="URL", help="A place of backups to find it in, s3://bucket/prefix.")
+    ] = None,
 ) -> None:
     """Start a new run from a checkpoint of another."""
-    from flows.checkpoints import iteration_of
     from steps.common.runs import find_run
-    from steps.fork import ForkInputs, make_run
+    from steps.fork import ForkInputs, make_run, make_run_from_bucket
+    from steps.remote.settings import BucketSettings
 
-    root = find_run(run)
-    inputs = ForkInputs(
-        run=root.name,
-        iteration=iteration_of(root, iteration),
-        with_optimizer=not without_optimizer,
-        source=str(root),
-        folder=root,
-    )
-    typer.echo(f"{make_run(inputs, new)} starts from checkpoint {iteration} of {root.name}: train it with")
-    typer.echo(f"  nightschool train CONFIG --set name={new}")
+    with_optimizer = not without_optimizer
+    if origin:
+        folder = make_run_from_bucket(BucketSettings.at(origin), run, iteration, with_optimizer, new)
+    else:
+        root = find_run(run)
+        run = root.name
+        asked = ForkInputs(run=run, iteration=iteration, with_optimizer=with_optimizer, source=str(root), folder=root)
+        folder = make_run(asked, new)
+    typer.echo(f"{folder} starts from checkpoint {iteration} of {run}: `nightschool train CONFIG --set name={new}`")
 
 
 @app.command()
