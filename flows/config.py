@@ -21,6 +21,7 @@ from steps.agent.limits import RolloutLimits
 from steps.collate import CollateSettings
 from steps.common.artifacts import Record
 from steps.common.errors import InvalidInputs
+from steps.common.retention import RetentionSettings
 from steps.common.runs import NAME
 from steps.common.settings import Dtype, EnvironmentSettings, LoraSettings, SamplingSettings
 from steps.group import GroupSettings
@@ -107,6 +108,7 @@ class RunConfig(Record):
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     promotion: PromotionSettings = PromotionSettings()
+    retention: RetentionSettings = RetentionSettings()
     serve: ServeSettings = ServeSettings()
     runtime: Annotated[RuntimeSettings, Field(discriminator="type")] = ProcessSettings()
     timeouts: Timeouts = Timeouts()

@@ -5,11 +5,12 @@ later iterations anew as well, brings back what still fits, and plays on from th
 otherwise, since what was played after it was played by checkpoints that there should not have been.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from flows.config import RunConfig, explain
+from flows.config import RunConfig, explain, merge, parse_override
 from flows.plan import Plan
 from flows.run import Run
 from steps.common import layout
@@ -35,10 +36,16 @@ def rescore_run(root: Path, iteration: int) -> tuple[Groups, Groups]:
         return then, run.make(GROUP, plan.group(rollouts), path, print)
 
 
-def recorded_config(root: Path) -> RunConfig:
-    """The settings that the run was last trained with. Raises `InvalidInputs` where they are none of this version's."""
+def recorded_config(root: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The settings that the run was last trained with, and `key.key=value` on top.
+
+    Raises `InvalidInputs` where they are none of this version's.
+    """
+    config = read_record(root).config
+    for override in overrides:
+        merge(config, parse_override(override))
     try:
-        return RunConfig.model_validate(read_record(root).config)
+        return RunConfig.model_validate(config)
     except ValidationError as error:
         lines = "; ".join(explain(RunConfig, error))
         raise InvalidInputs(

@@ -56,6 +56,11 @@ class Run:
         """An artifact that is finished, as it is: whatever its settings were. Raises `CorruptArtifact`."""
         return read_artifact(kind, self.root, path)
 
+    def is_pruned(self, checkpoint: Checkpoint) -> bool:
+        """Were its files deleted to make room?"""
+        manifest = read_manifest(self.root / checkpoint.path)
+        return manifest is not None and manifest.pruned is not None
+
     def is_unplayed(self, checkpoint: Checkpoint) -> bool:
         """Is its evaluation, or a shard of its iteration, still to be played?"""
         played = self.plan.played_by(checkpoint)

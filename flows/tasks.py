@@ -27,6 +27,8 @@ from steps.group import GROUP, GroupInputs
 from steps.initialize import INITIALIZE, InitializeInputs
 from steps.pretrain import PRETRAIN, PretrainInputs
 from steps.promote import PROMOTE, PromoteInputs
+from steps.prune import backed_up
+from steps.prune import prune as make_room
 from steps.rollout import ROLLOUT, RolloutInputs
 from steps.train import TRAIN, TrainInputs
 
@@ -118,6 +120,12 @@ def promote(run: Run, inputs: PromoteInputs) -> Champion:
 def report(run: Run) -> None:
     """Brings the run's report up to date, here and in the UI."""
     show_report(run.root)
+
+
+@task(task_run_name="prune", cache_policy=NO_CACHE, persist_result=False)
+def prune(run: Run) -> None:
+    """Makes room, as the run's policy says. Not tried again: the next night does it."""
+    make_room(run.root, run.plan.config.retention, backed_up(run.root), get_run_logger().info, dry_run=False)
 
 
 def made(

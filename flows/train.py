@@ -17,8 +17,10 @@ from steps.common import layout
 from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, Rollouts
 from steps.common.errors import NightschoolError
 from steps.common.origin import Origin, origin_of
+from steps.common.retention import RetentionSettings
 from steps.common.rewind import Rewind
 from steps.common.runs import runs_folder
+from steps.evaluate import EVALUATE
 
 
 class NothingToLearn(NightschoolError):
@@ -38,7 +40,9 @@ def train(config: Settings, overrides: Sequence[str] = (), rewind: Rewind | None
     root = runs_folder() / settings.name
     go_back(root, rewind)
     with Run.open(Plan(settings), root, get_run_logger().info) as run:
-        return improve(run)
+        evaluations = improve(run)
+        prune_if_asked(run)
+        return evaluations
 
 
 def improve(run: Run) -> list[Evaluation]:
@@ -79,7 +83,7 @@ def made_base(run: Run, origin: Origin | None) -> BaseModelFiles | None:
 
 def serve_if_needed(run: Run, checkpoint: Checkpoint) -> None:
     """Has the model server up for the checkpoint where something of it is still to be played."""
-    if run.is_unplayed(checkpoint):
+    if run.is_unplayed(checkpoint) and not run.is_pruned(checkpoint):
         tasks.serve.submit(run, checkpoint).result()
 
 
@@ -87,7 +91,11 @@ def evaluate_if_due(run: Run, checkpoint: Checkpoint) -> list[Evaluation]:
     """The checkpoint's evaluation, or nothing."""
     if not run.plan.evaluation_is_due(checkpoint.iteration):
         return []
-    return [tasks.evaluate.submit(run, run.plan.evaluate(checkpoint)).result()]
+    inputs = run.plan.evaluate(checkpoint)
+    if run.is_pruned(checkpoint) and not run.finished(EVALUATE, inputs, layout.evaluation(checkpoint.iteration)):
+        get_run_logger().warning(f"{checkpoint.path} is not evaluated: it was pruned")
+        return []
+    return [tasks.evaluate.submit(run, inputs).result()]
 
 
 def roll_out(run: Run, checkpoint: Checkpoint) -> list[Rollouts]:
@@ -102,6 +110,12 @@ def report_if_new(run: Run) -> None:
     if run.news:
         run.news = False
         tasks.report.submit(run).wait()
+
+
+def prune_if_asked(run: Run) -> None:
+    """Makes room where the settings say how. Where it fails, its task does, and the night was none the worse."""
+    if run.plan.config.retention != RetentionSettings():
+        tasks.prune.submit(run).wait()
 
 
 def count_idle(run: Run, idle: int, groups: Groups, batch: Batch) -> int:

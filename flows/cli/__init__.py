@@ -7,10 +7,10 @@ import sys
 
 import typer
 
-from flows.cli import backups, champion, checkpoints, looking, machine, training
+from flows.cli import backups, champion, checkpoints, looking, machine, prune, training
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for kind in (training, champion, checkpoints, looking, backups, machine):
+for kind in (training, champion, checkpoints, looking, backups, prune, machine):
     app.add_typer(kind.app)
 
 

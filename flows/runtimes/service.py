@@ -20,8 +20,7 @@ from steps.serving.endpoint import Endpoint
 from steps.serving.settings import ServeInputs
 
 FOLDER = f"{layout.LOGS}/serve"
-DAY = f"{layout.LOGS}/day"
-"""Of those that serve a checkpoint to agents by day: a folder each."""
+DAY = layout.DAY
 KEY = "NIGHTSCHOOL_SERVE_KEY"
 """Environment variable: the key that a server is to ask for, in place of one that it makes up."""
 POLL = 0.1

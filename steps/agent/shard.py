@@ -21,7 +21,7 @@ from steps.common.errors import CorruptArtifact, TooManyFailures
 from steps.common.progress import Progress
 from steps.common.storage import write_atomically
 
-SUFFIX = ".groups"
+SUFFIX = layout.GROUPS
 FAILED = f"{layout.LOGS}/failed"
 LONGEST_REASON = 300
 

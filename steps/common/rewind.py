@@ -27,6 +27,8 @@ from steps.common.storage import sync, write_atomically
 
 StepName = Literal["pretrain", "initialize", "rollout", "group", "collate", "train", "evaluate"]
 RECORD = "rewind.json"
+MOMENT = "%Y-%m-%dT%H%M%S.%fZ"
+"""The names of what was set aside: when."""
 
 
 class Rewind(Record):
@@ -102,7 +104,7 @@ def bring_back(root: Path, path: str, fingerprint: str) -> bool:
 
 
 def _set_aside(root: Path, again: list[str], follow: list[str], asked_by: str | None) -> tuple[Path, list[str]]:
-    aside = root / layout.SUPERSEDED / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%S.%fZ")
+    aside = root / layout.SUPERSEDED / datetime.now(UTC).strftime(MOMENT)
     own = [path for path in again if not any(f"{path}/".startswith(f"{other}/") for other in follow)]
     for partial in (partial for path in [*own, *follow] for partial in partials_of(root / path)):
         with suppress(FileNotFoundError):  # it was finished just now

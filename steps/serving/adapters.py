@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from steps.common.artifacts import Checkpoint, Record
+from steps.common.artifacts import Checkpoint, Record, refuse_pruned
 from steps.common.errors import CorruptArtifact, InvalidInputs, WrongWeights
 from steps.common.settings import LoraSettings
 from steps.serving.endpoint import Client, Endpoint, Refused
@@ -41,6 +41,7 @@ def load_adapter(endpoint: Endpoint, root: Path, checkpoint: Checkpoint) -> Poli
     does not answer as the checkpoint, `ServerFault` where it does not answer.
     """
     folder, served_from = root / checkpoint.path, endpoint.root / checkpoint.path
+    refuse_pruned(folder)
     version, before = (f"{root.resolve().name}-{checkpoint.iteration - age:04d}-" for age in (0, 1))
     name = version + checkpoint.digest[:8]
     with Client(endpoint) as client:
