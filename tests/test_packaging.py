@@ -158,7 +158,7 @@ def test_every_library_that_is_imported_is_declared() -> None:
     lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
     declared = {canonicalize_name(Requirement(line).name) for line in lines}
     imported = {name for path in MODULES for name in imports(path)} - sys.stdlib_module_names - MAY_IMPORT.keys()
-    distributions = importlib.metadata.packages_distributions()  # of this environment; elsewhere they are called like their package
+    distributions = importlib.metadata.packages_distributions()  # a package that isn't installed has its own name
     assert {canonicalize_name(distributions.get(name, [name])[0]) for name in imported} <= declared
 
 
