@@ -1,6 +1,7 @@
 """A real S3 server for tests (SeaweedFS), a proxy in front of it that makes trouble, and small runs to back up."""
 
 import asyncio
+import io
 import os
 import signal
 import socket
@@ -113,7 +114,11 @@ class Proxy:
             headers = {name: value for name, value in request.headers.items() if name.lower() != "expect"}
             url = self.upstream + request.raw_path
             async with session.request(
-                request.method, web_url(url), headers=headers, data=await request.read(), allow_redirects=False
+                request.method,
+                web_url(url),
+                headers=headers,
+                data=io.BytesIO(await request.read()),
+                allow_redirects=False,
             ) as answer:
                 return await self._pass_on(request, answer, await answer.read())
 
