@@ -27,6 +27,7 @@ from steps.common.settings import Dtype, EnvironmentSettings, LoraSettings, Samp
 from steps.group import GroupSettings
 from steps.pretrain import PretrainSettings
 from steps.promote import PromotionSettings
+from steps.remote.failures import BackupSettings
 from steps.serving.settings import ServeSettings
 from steps.train import TrainSettings
 
@@ -108,6 +109,7 @@ class RunConfig(Record):
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     promotion: PromotionSettings = PromotionSettings()
+    backup: BackupSettings = BackupSettings()
     retention: RetentionSettings = RetentionSettings()
     serve: ServeSettings = ServeSettings()
     runtime: Annotated[RuntimeSettings, Field(discriminator="type")] = ProcessSettings()

@@ -19,6 +19,7 @@ from steps.common.models import link_base
 from steps.common.rewind import bring_back
 from steps.common.runs import RunRecord, locked, write_record
 from steps.common.step import ArtifactT, Inputs, InputsT, Step, clear, package_versions, sweep_partials
+from steps.remote.settings import BucketSettings
 
 
 class Run:
@@ -28,6 +29,8 @@ class Run:
         self.root, self.plan = root, plan
         self.news = False
         """Was any artifact made, and not found? Whoever has told of it sets it back."""
+        self.bucket = BucketSettings.from_environment()
+        """Where backups go; None where there are none."""
         self._runtime, self._server = runtime, server
 
     @classmethod

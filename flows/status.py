@@ -5,6 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from steps.common.status import Status
+from steps.remote.standing import BackupStatus
 
 
 def print_status(status: Status) -> None:
@@ -24,6 +25,8 @@ def print_status(status: Status) -> None:
         console.print(f"champion: checkpoint {status.champion}")
     if decision := status.last_decision:
         console.print(f"{decision.decision}: {escape(decision.reason)}", soft_wrap=True)
+    if backup := status.backup:
+        console.print(_backed_up(backup), soft_wrap=True)
     if last := status.last_iteration:
         facts = [
             f"{last.kept} of {last.groups} groups kept",
@@ -31,6 +34,13 @@ def print_status(status: Status) -> None:
             *_counted(last.failed, "failed: "),
         ]
         console.print(f"iteration {last.iteration}: {', '.join(facts)}")
+
+
+def _backed_up(backup: BackupStatus) -> str:
+    whole = f"backup: {backup.artifacts} of {backup.artifacts + backup.missing} artifacts"
+    where = f" in {escape(backup.to)}" if backup.to else ""
+    failed = f"; the last {backup.failures} failed: {escape(backup.reason)}" if backup.reason else ""
+    return f"{whole}{where}{failed}"
 
 
 def _counted(counts: dict[str, int], prefix: str = "") -> list[str]:

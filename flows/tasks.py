@@ -15,6 +15,7 @@ from prefect.states import Completed
 from flows.progress import shown
 from flows.report import show_report
 from flows.run import Run
+from steps.backup import backup as send
 from steps.collate import COLLATE, CollateInputs
 from steps.common import layout
 from steps.common.artifacts import BaseModelFiles, Batch, Champion, Checkpoint, Evaluation, Groups, Rollouts
@@ -29,6 +30,8 @@ from steps.pretrain import PRETRAIN, PretrainInputs
 from steps.promote import PROMOTE, PromoteInputs
 from steps.prune import backed_up
 from steps.prune import prune as make_room
+from steps.remote.failures import note_failure, note_success
+from steps.remote.settings import BucketSettings
 from steps.rollout import ROLLOUT, RolloutInputs
 from steps.train import TRAIN, TrainInputs
 
@@ -120,6 +123,17 @@ def promote(run: Run, inputs: PromoteInputs) -> Champion:
 def report(run: Run) -> None:
     """Brings the run's report up to date, here and in the UI."""
     show_report(run.root)
+
+
+@task(task_run_name="backup", cache_policy=NO_CACHE, persist_result=False)
+def backup(run: Run, bucket: BucketSettings) -> None:
+    """Sends what is new to the bucket. Not tried again here: each request was, and the next iteration does it."""
+    try:
+        send(run.root, bucket, get_run_logger().info)
+    except Exception as error:
+        note_failure(run.root, str(error))
+        raise
+    note_success(run.root)
 
 
 @task(task_run_name="prune", cache_policy=NO_CACHE, persist_result=False)

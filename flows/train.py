@@ -21,6 +21,7 @@ from steps.common.retention import RetentionSettings
 from steps.common.rewind import Rewind
 from steps.common.runs import runs_folder
 from steps.evaluate import EVALUATE
+from steps.remote.failures import stop_where_too_many
 
 
 class NothingToLearn(NightschoolError):
@@ -58,10 +59,12 @@ def improve(run: Run) -> list[Evaluation]:
         batch = tasks.collate.submit(run, plan.collate(groups, rollouts)).result()
         checkpoint = tasks.train.submit(run, plan.train(checkpoint, batch)).result()
         report_if_new(run)
+        back_up_if_asked(run)
         idle = count_idle(run, idle, groups, batch)
     serve_if_needed(run, checkpoint)
     evaluations += evaluate_if_due(run, checkpoint)
     report_if_new(run)
+    back_up_if_asked(run)
     return evaluations
 
 
@@ -110,6 +113,13 @@ def report_if_new(run: Run) -> None:
     if run.news:
         run.news = False
         tasks.report.submit(run).wait()
+
+
+def back_up_if_asked(run: Run) -> None:
+    """Sends what is new to the bucket, where there is one. Where it fails, its task does; too often stops the run."""
+    if run.bucket:
+        tasks.backup.submit(run, run.bucket).wait()
+        stop_where_too_many(run.root, run.plan.config.backup)
 
 
 def prune_if_asked(run: Run) -> None:

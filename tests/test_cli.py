@@ -41,6 +41,7 @@ def test_status_is_json_for_programs(run: Path) -> None:
         "checkpoints": [],
         "evaluations": [],
         "last_iteration": None,
+        "backup": None,
         "champion": None,
         "last_decision": None,
     }

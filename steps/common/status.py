@@ -10,6 +10,7 @@ from steps.common.champion import champion, history
 from steps.common.errors import CorruptArtifact, PrunedArtifact
 from steps.common.origin import origin_of
 from steps.common.runs import in_use, read_record
+from steps.remote.standing import BackupStatus, backup_of
 
 
 class CheckpointStatus(Record):
@@ -68,6 +69,8 @@ class Status(Record):
     champion: int | None = None
     """The iteration of the checkpoint that is champion; None before one was promoted."""
     last_decision: DecisionStatus | None = None
+    backup: BackupStatus | None = None
+    """None where no backup was ever tried."""
 
 
 def status_of(root: Path) -> Status:
@@ -87,6 +90,7 @@ def status_of(root: Path) -> Status:
         last_iteration=_last_iteration(root),
         champion=champion(root),
         last_decision=_last_decision(root),
+        backup=backup_of(root),
     )
 
 
