@@ -37,7 +37,7 @@ def publish(folder: Path, repo: str, message: str) -> str:
     except (HTTPError, HFValidationError, OfflineModeIsEnabled) as error:
         first = str(error).strip().split("\n")[0]
         raise NightschoolError(
-            f"the hub did not take {repo} ({first}); what was exported is in {folder}: the same command uploads it again"
+            f"the hub did not take {repo} ({first}); it is in {folder}: the same command uploads it again"
         ) from None
 
 
