@@ -103,6 +103,8 @@ class Proxy:
     """A part of a path: the answer to its GET comes with one bit flipped, once."""
     cut: str | None = None
     """A part of a path: the answer to its GET ends in the middle, once."""
+    stall: str | None = None
+    """A part of a path: the answer to its GET goes on only after five seconds, once."""
     seen: list[str] = field(default_factory=list)
     """Method and path of each request."""
 
@@ -133,6 +135,11 @@ class Proxy:
             await response.write(body[: len(body) // 2])
             assert request.transport
             request.transport.close()
+            return response
+        if request.method == "GET" and self.stall and self.stall in request.path:
+            self.stall = None
+            await response.write(body[: len(body) // 2])
+            await asyncio.sleep(5)
             return response
         if request.method != "HEAD":
             await response.write(body)

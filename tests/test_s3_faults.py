@@ -206,6 +206,7 @@ def test_credentials_that_expire_are_looked_for_anew(
     assert SECRET not in str(error.value)
 
 
+@pytest.mark.usefixtures("hasty")
 def test_bytes_that_arrive_otherwise_than_they_were_stored_are_fetched_again(
     tmp_path: Path, place: BucketSettings, proxy: Proxy
 ) -> None:
@@ -213,8 +214,9 @@ def test_bytes_that_arrive_otherwise_than_they_were_stored_are_fetched_again(
     backup(root, place)
     proxy.flip = "checkpoints/0001/nested/optimizer.bin"
     proxy.cut = "checkpoints/0001/adapter.bin"
+    proxy.stall = "checkpoints/0000/adapter.bin"
     restore(place, "night", tmp_path / "empty/night")
-    assert proxy.flip is None and proxy.cut is None
+    assert (proxy.flip, proxy.cut, proxy.stall) == (None, None, None)
     assert tree(tmp_path / "empty/night") == tree(root)
 
 

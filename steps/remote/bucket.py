@@ -21,6 +21,7 @@ from botocore.exceptions import (
     ClientError,
     FlexibleChecksumError,
     IncompleteReadError,
+    ReadTimeoutError,
     ResponseStreamingError,
 )
 
@@ -117,7 +118,10 @@ class Bucket:
 
         def get(client: Any) -> bytes:
             answer = client.get_object(Bucket=self.settings.bucket, Key=found.key, IfMatch=found.etag, **span)
-            body: bytes = answer["Body"].read()
+            try:
+                body: bytes = answer["Body"].read()
+            except ReadTimeoutError as error:  # unlike one before the answer began, botocore has not tried it again
+                raise ResponseStreamingError(error=error) from None
             return body
 
         return self._attempt(get)
