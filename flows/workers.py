@@ -71,7 +71,7 @@ def record_of(pool: Pool, home: Path) -> Path:
 def stop_flows(runs: Path) -> None:
     """Asks flows in containers to end, which the worker that started them does not. They say so to Prefect."""
     with closing(connect()) as engine:
-        for container in engine.containers.list(filters={"label": f"{RUN}={runs.resolve()}"}):
+        for container in engine.containers.list(filters={"label": f"{RUN}={runs.resolve()}"}, ignore_removed=True):
             container.stop(timeout=STOPPING)
 
 

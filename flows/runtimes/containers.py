@@ -106,8 +106,7 @@ class Containers:
 
     def all(self) -> list[Any]:
         """All that carry the run's label, running or not."""
-        found: list[Any] = self._engine.containers.list(all=True, filters={"label": f"{RUN}={self.root}"})
-        return found
+        return labelled(self._engine, f"{RUN}={self.root}")
 
     def remove(self, name: str) -> None:
         """Ends and removes a container; nothing happens where there is none."""
@@ -151,9 +150,15 @@ def answers() -> bool:
     return True
 
 
+def labelled(engine: Any, label: str) -> list[Any]:
+    """The containers with a label, running or not; without those that are removed while the engine is asked."""
+    found: list[Any] = engine.containers.list(all=True, filters={"label": label}, ignore_removed=True)
+    return found
+
+
 def sweep(engine: Any, chosen: Callable[[Mapping[str, str]], bool]) -> int:
     """Removes those of our containers and networks whose labels are `chosen`; returns how many were containers."""
-    containers = [c for c in engine.containers.list(all=True, filters={"label": RUN}) if chosen(c.labels)]
+    containers = [container for container in labelled(engine, RUN) if chosen(container.labels)]
     for container in containers:
         remove(container)
     for network in engine.networks.list(filters={"label": RUN}):
