@@ -56,12 +56,13 @@ def caged_image(engine: Any) -> str:
     return with_modules(engine, f"nightschool/rollout:{version('nightschool')}", CAGED, "caged_step", "stub_server")
 
 
-def with_modules(engine: Any, base: str, image: str, *modules: str) -> str:
-    """Builds `image` from `base` and some files of this folder."""
-    recipe = f"FROM {base}\nCOPY *.py /opt/nightschool/\n"
+def with_modules(engine: Any, base: str, image: str, *modules: str, path: str = "") -> str:
+    """Builds `image` from `base` and some files of this folder; what is in `path` comes before Python's own modules."""
+    recipe = f"FROM {base}\n{f'ENV PYTHONPATH={path}' if path else ''}\nCOPY *.py /opt/nightschool/\n"
+    files = {f"{Path(module).name}.py": (TESTS / f"{module}.py").read_text() for module in modules}
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as archive:
-        for name, content in [("Dockerfile", recipe), *((f"{m}.py", (TESTS / f"{m}.py").read_text()) for m in modules)]:
+        for name, content in {"Dockerfile": recipe, **files}.items():
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(content.encode()), 0o644
             archive.addfile(member, io.BytesIO(content.encode()))
@@ -98,7 +99,7 @@ def play(runtime: DockerRuntime, how: str, name: str = "group", **more: Any) -> 
 def ours(engine: Any, root: Path) -> list[str]:
     """Names of the containers and networks that are labelled with a run."""
     label = {"label": f"{RUN}={root.resolve()}"}
-    containers = engine.containers.list(all=True, filters=label)
+    containers = engine.containers.list(all=True, filters=label, ignore_removed=True)
     return [*(c.name for c in containers), *(n.name for n in engine.networks.list(filters=label))]
 
 
