@@ -49,6 +49,9 @@ def backup(root: Path, settings: BucketSettings, say: Say = print) -> Backup | N
     for path, manifest in finished(root, BACKUPS):
         if not _is_there(remote, path, manifest):
             push(remote, root, path)
+    for path, manifest in finished(root):
+        if manifest.pruned and not remote.is_pruned(path) and f"{path}/{layout.MANIFEST}" not in remote.objects:
+            remote.note_pruned(path, manifest)  # pruned before it was ever backed up
     _send_plain_files(root, remote)
     return receipt
 
@@ -59,7 +62,10 @@ def missing(root: Path, remote: "RemoteRun") -> dict[str, Manifest]:
     return {
         path: manifest
         for path, manifest in finished(root)
-        if covered.get(path) != Sent.of(manifest) or not (remote.is_pruned(path) or _is_there(remote, path, manifest))
+        if not manifest.pruned
+        and (
+            covered.get(path) != Sent.of(manifest) or not (remote.is_pruned(path) or _is_there(remote, path, manifest))
+        )
     }
 
 

@@ -10,7 +10,7 @@ import argparse
 import errno
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Never
 
@@ -71,19 +71,21 @@ def restore(
     remote = RemoteRun(bucket, run)
     if not remote.objects:
         raise no_such_run(bucket, run)
-    paths = _chosen(remote, iteration, only)
+    _check(remote, iteration)
     if dry:
-        return _restore(remote, root, paths, say, dry)
+        return _restore(remote, root, iteration, only, say, dry)
     with locked(root):
-        return _restore(remote, root, paths, say, dry)
+        return _restore(remote, root, iteration, only, say, dry)
 
 
-def _restore(remote: "RemoteRun", root: Path, paths: list[str], say: Say, dry: bool) -> Restored:
+def _restore(
+    remote: "RemoteRun", root: Path, iteration: int | None, only: Only | None, say: Say, dry: bool
+) -> Restored:
     from steps.remote.bucket import side_by_side
-    from steps.remote.fetch import fetch, free_space, is_here, lacking
+    from steps.remote.fetch import fetch, fetch_pruned, free_space, is_here, lacking
     from steps.remote.inventory import is_plain
 
-    artifacts = list(side_by_side(remote.artifact, paths))
+    artifacts = list(side_by_side(remote.artifact, _chosen(remote.finished(), iteration, only)))
     if broken := [artifact for artifact in artifacts if artifact.lacking]:
         raise InvalidInputs(lacking(remote, broken[0]))
     wanted = [artifact for artifact in artifacts if not is_here(root, artifact, remote.url)]
@@ -99,6 +101,8 @@ def _restore(remote: "RemoteRun", root: Path, paths: list[str], say: Say, dry: b
         for number, artifact in enumerate(wanted, 1):
             fetch(remote, artifact, root)
             say(f"restored {artifact.path}: {artifact.bytes:,} bytes ({number}/{len(wanted)})")
+        for path in _chosen(remote.pruned(), iteration, only):
+            fetch_pruned(remote, path, root)
         for path in sorted(filter(is_plain, remote.objects), key=lambda path: (path == layout.RUN, path)):
             if not (root / path).exists():
                 write_atomically(root / path, remote.plain(path))
@@ -109,14 +113,18 @@ def _restore(remote: "RemoteRun", root: Path, paths: list[str], say: Say, dry: b
     return restored
 
 
-def _chosen(remote: "RemoteRun", iteration: int | None, only: Only | None) -> list[str]:
-    """Paths of the artifacts to bring. Raises `InvalidInputs` where the checkpoint asked for is not there."""
+def _check(remote: "RemoteRun", iteration: int | None) -> None:
+    """Raises `InvalidInputs` where the checkpoint asked for is not there."""
     if iteration is not None and layout.checkpoint(iteration) not in remote.finished():
         there = [path.rpartition("/")[2] for path in remote.finished() if path.startswith("checkpoints/")]
         raise InvalidInputs(f"{remote.url} has no checkpoint {iteration}: there are {', '.join(there) or 'none'}")
+
+
+def _chosen(paths: Iterable[str], iteration: int | None, only: Only | None) -> list[str]:
+    """Those of the paths that are to come."""
     return [
         path
-        for path in remote.finished()
+        for path in paths
         if not path.startswith(f"{layout.SUPERSEDED}/")
         and (only is None or path == layout.MODEL or path.startswith("checkpoints/"))
         and (iteration is None or _is_needed(path, iteration))

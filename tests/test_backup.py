@@ -13,7 +13,9 @@ from steps.backup import backup
 from steps.common import layout
 from steps.common.artifacts import read_manifest
 from steps.common.errors import CorruptArtifact, InvalidInputs
+from steps.common.retention import Policy
 from steps.common.rewind import Rewind, rewind
+from steps.prune import backed_up, prune
 from steps.remote import upload
 from steps.remote.bucket import Bucket
 from steps.remote.errors import BackupConflict
@@ -95,7 +97,30 @@ def test_what_was_pruned_in_the_bucket_is_not_sent_again(tmp_path: Path, place: 
     assert backup(root, place) is None
     assert "evaluations/0000" not in remote(place).finished() and remote(place).is_pruned("evaluations/0000")
     restored = restore(place, "night", tmp_path / "empty/night")
-    assert restored.artifacts == 7
+    marked = read_manifest(tmp_path / "empty/night/evaluations/0000")
+    assert restored.artifacts == 7 and marked and marked.pruned  # so that training goes on past it
+    assert backup(tmp_path / "empty/night", place) is None
+
+
+def test_what_was_pruned_here_comes_back_from_the_bucket(tmp_path: Path, place: BucketSettings) -> None:
+    root = make_run(tmp_path / "night", checkpoints=3)
+    backup(root, place)
+    before = tree(root)
+    goes = [verdict.path for verdict in prune(root, Policy(rollout_days=0), backed_up(root), len, False) if verdict.goes]
+    assert goes and set(tree(root)) < set(before)
+    assert backup(root, place) is None
+    assert restore(place, "night", root).artifacts == len(goes)
+    assert tree(root) == before
+
+
+def test_a_run_that_was_pruned_before_its_first_backup_is_restored_as_it_is(
+    tmp_path: Path, place: BucketSettings
+) -> None:
+    root = make_run(tmp_path / "night", checkpoints=3)
+    prune(root, Policy(rollout_days=0), None, len, False)
+    backup(root, place)
+    restore(place, "night", tmp_path / "empty/night")
+    assert tree(tmp_path / "empty/night") == tree(root)
 
 
 def test_a_damaged_file_is_not_backed_up(tmp_path: Path, place: BucketSettings) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steps.common import layout
-from steps.common.artifacts import FileEntry, read_manifest, verify
+from steps.common.artifacts import FileEntry, Manifest, read_manifest, verify
 from steps.common.errors import CorruptArtifact, InvalidInputs
-from steps.common.storage import files_under, sha256_of, sync
+from steps.common.storage import files_under, sha256_of, sync, write_atomically
 from steps.remote.bucket import PART, Object, side_by_side
 from steps.remote.errors import Absent, Occupied
-from steps.remote.inventory import RemoteArtifact, RemoteRun
+from steps.remote.inventory import PRUNED, RemoteArtifact, RemoteRun
 from steps.remote.receipts import Sent
 
 
@@ -34,6 +34,8 @@ def is_here(root: Path, artifact: RemoteArtifact, where: str) -> bool:
             f"{folder} is another than {where}/{artifact.path} (made {manifest.started:%Y-%m-%d %H:%M}, there "
             f"{artifact.manifest.started:%Y-%m-%d %H:%M}): move one away, or restore under another NIGHTSCHOOL_RUNS"
         )
+    if manifest.pruned:
+        return False
     try:
         verify(folder)
     except CorruptArtifact:
@@ -46,7 +48,7 @@ def fetch(remote: RemoteRun, artifact: RemoteArtifact, root: Path) -> None:
     if artifact.lacking:
         raise CorruptArtifact(lacking(remote, artifact))
     target = root / artifact.path
-    hidden = target.with_name(f".{target.name}.restore{layout.PARTIAL}")
+    hidden = _hidden(target)
     hidden.mkdir(parents=True, exist_ok=True)
     for file in files_under(hidden):
         if file.relative_to(hidden).as_posix() not in artifact.manifest.files:
@@ -60,7 +62,37 @@ def fetch(remote: RemoteRun, artifact: RemoteArtifact, root: Path) -> None:
     sync(hidden / layout.MANIFEST)
     for folder in [*(path for path in hidden.rglob("*") if path.is_dir()), hidden]:
         sync(folder)
-    hidden.rename(target)
+    _publish(hidden, target)
+
+
+def fetch_pruned(remote: RemoteRun, path: str, root: Path) -> None:
+    """Has the manifest of an artifact that was deleted on purpose at `root`, so that a run goes on past it."""
+    target = root / path
+    if read_manifest(target) is None:
+        content = remote.plain(f"{path}/{PRUNED}")
+        Manifest.model_validate_json(content)
+        hidden = _hidden(target)
+        shutil.rmtree(hidden, ignore_errors=True)
+        write_atomically(hidden / layout.MANIFEST, content)
+        _publish(hidden, target)
+
+
+def _hidden(target: Path) -> Path:
+    return target.with_name(f".{target.name}.restore{layout.PARTIAL}")
+
+
+def _publish(hidden: Path, target: Path) -> None:
+    """Renames the folder. Where a pruned one is, its files move into that, and the manifest last."""
+    if target.exists():
+        files = sorted(files_under(hidden), key=lambda file: file == hidden / layout.MANIFEST)
+        for file in files:
+            to = target / file.relative_to(hidden)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(to)
+            sync(to.parent)
+        shutil.rmtree(hidden)
+    else:
+        hidden.rename(target)
     sync(target.parent)
 
 

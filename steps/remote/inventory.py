@@ -16,7 +16,7 @@ from steps.remote.errors import Absent, Occupied
 from steps.remote.upload import abort, overwrite
 
 PRUNED = "pruned.json"
-"""Stands in the place of an artifact that was deleted on purpose: it is not sent again."""
+"""The manifest of an artifact that was deleted on purpose: it is not sent again, and a restored run goes on past it."""
 STALE = timedelta(hours=1)
 """After so long without a sign of life, what was half sent counts as given up."""
 
@@ -79,6 +79,15 @@ class RemoteRun:
     def is_pruned(self, path: str) -> bool:
         """Was the artifact deleted on purpose?"""
         return f"{path}/{PRUNED}" in self.objects and f"{path}/{layout.MANIFEST}" not in self.objects
+
+    def pruned(self) -> list[str]:
+        """Paths of what was deleted on purpose."""
+        end = f"/{PRUNED}"
+        return sorted(
+            path.removesuffix(end)
+            for path in self.objects
+            if path.endswith(end) and self.is_pruned(path.removesuffix(end))
+        )
 
     def lacking(self, path: str, manifest: Manifest) -> tuple[str, ...]:
         """Files of an artifact that are not there with their sizes."""
@@ -150,13 +159,17 @@ class RemoteRun:
     def delete(self, artifact: RemoteArtifact) -> None:
         """Deletes an artifact: its manifest first, so that there is no moment at which it is there in part.
 
-        Leaves a note, by which the next backup knows that it is not to be sent again.
+        A manifest stays, as it does where a run's own files are pruned.
         """
         if not artifact.path.startswith(layout.SUPERSEDED):
-            overwrite(self.bucket, self.key(f"{artifact.path}/{PRUNED}"), b"{}")
+            self.note_pruned(artifact.path, artifact.manifest.model_copy(update={"pruned": datetime.now(UTC)}))
         for name in (layout.MANIFEST, *artifact.manifest.files):
             self.bucket.delete(self.key(f"{artifact.path}/{name}"))
             self.objects.pop(f"{artifact.path}/{name}", None)
+
+    def note_pruned(self, path: str, manifest: Manifest) -> None:
+        """Says what was at a path, and when it was deleted."""
+        overwrite(self.bucket, self.key(f"{path}/{PRUNED}"), manifest.model_dump_json(indent=1).encode())
 
     def _whole(self, found: Object) -> bytes:
         """A small object's bytes, compared with the sum that was noted when it was put."""
