@@ -72,7 +72,7 @@ class Machine:
         with urllib.request.urlopen(f"{self.api}/flow_runs/{flow_run}", timeout=30) as answer:
             return str(json.load(answer)["state_type"])
 
-    def ends(self, state: str, *flow_runs: str, within: float = 240) -> None:
+    def ends(self, state: str, *flow_runs: str, within: float = 600) -> None:
         """Waits until flow runs have come to this state."""
         end = time.monotonic() + within
         while (states := {self.state(id) for id in flow_runs}) != {state}:
