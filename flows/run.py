@@ -14,11 +14,13 @@ from flows.runtimes import make_runtime
 from flows.runtimes.base import Runtime, Say
 from flows.serving import ModelServer, environment_of
 from steps.agent.shard import sweep_groups
+from steps.common import layout
 from steps.common.artifacts import Checkpoint, read_artifact, read_manifest
 from steps.common.models import link_base
 from steps.common.rewind import bring_back
 from steps.common.runs import RunRecord, locked, write_record
 from steps.common.step import ArtifactT, Inputs, InputsT, Step, clear, package_versions, sweep_partials
+from steps.group import GroupInputs
 from steps.remote.settings import BucketSettings
 
 
@@ -31,6 +33,8 @@ class Run:
         """Was any artifact made, and not found? Whoever has told of it sets it back."""
         self.bucket = BucketSettings.from_environment()
         """Where backups go; None where there are none."""
+        self.unsaved = True
+        """May something be missing there? Whoever has tried to send it sets it back."""
         self._runtime, self._server = runtime, server
 
     @classmethod
@@ -91,8 +95,13 @@ class Run:
             artifact = self._runtime.run(step, inputs, path, env=env, timeout=timeout, say=say)
         finally:
             clear(self.root / path)
-        self.news = True
+        self.news = self.unsaved = True
         return artifact
+
+    def judge(self, inputs: GroupInputs) -> Checkpoint | None:
+        """The checkpoint to be served while groups are scored: the one that played, where its base model judges."""
+        settings = inputs.settings.judge
+        return self.read(Checkpoint, layout.checkpoint(inputs.iteration)) if settings and settings.is_own else None
 
     def serve(self, checkpoint: Checkpoint, say: Say) -> dict[str, str]:
         """Has the model server up for `checkpoint`; returns the environment variables that say where."""

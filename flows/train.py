@@ -117,7 +117,8 @@ def report_if_new(run: Run) -> None:
 
 def back_up_if_asked(run: Run) -> None:
     """Sends what is new to the bucket, where there is one. Where it fails, its task does; too often stops the run."""
-    if run.bucket:
+    if run.bucket and run.unsaved:
+        run.unsaved = False
         tasks.backup.submit(run, run.bucket).wait()
         stop_where_too_many(run.root, run.plan.config.backup)
 
