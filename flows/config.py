@@ -115,6 +115,15 @@ class RunConfig(Record):
     runtime: Annotated[RuntimeSettings, Field(discriminator="type")] = ProcessSettings()
     timeouts: Timeouts = Timeouts()
 
+    @model_validator(mode="after")
+    def _judge_within_reach(self) -> Self:
+        if self.group.judge and self.runtime.type == "docker":
+            raise ValueError(
+                "group.judge needs the network, and runtime.type = 'docker' gives none to steps that play nothing: "
+                "take 'process' or 'pool'"
+            )
+        return self
+
     @classmethod
     def from_toml(cls, file: Path, overrides: Sequence[str] = ()) -> Self:
         """Reads a file, with `key.key=value` on top. Raises `InvalidInputs`: a line for each thing that is wrong."""

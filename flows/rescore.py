@@ -33,7 +33,8 @@ def rescore_run(root: Path, iteration: int) -> tuple[Groups, Groups]:
         rollouts = [run.read(Rollouts, layout.rollouts(iteration, shard)) for shard in shards]
         path = layout.groups(iteration)
         then = run.read(Groups, f"{aside.relative_to(root)}/{path}")
-        return then, run.make(GROUP, plan.group(rollouts), path, print)
+        inputs = plan.group(rollouts)
+        return then, run.make(GROUP, inputs, path, print, policy=run.judge(inputs))
 
 
 def recorded_config(root: Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from steps.common.status import Status
+from steps.common.status import IterationStatus, Status
 from steps.remote.standing import BackupStatus
 
 
@@ -32,6 +32,7 @@ def print_status(status: Status) -> None:
             f"{last.kept} of {last.groups} groups kept",
             *_counted(last.dropped),
             *_counted(last.failed, "failed: "),
+            *_judged(last),
         ]
         console.print(f"iteration {last.iteration}: {', '.join(facts)}")
 
@@ -41,6 +42,13 @@ def _backed_up(backup: BackupStatus) -> str:
     where = f" in {escape(backup.to)}" if backup.to else ""
     failed = f"; the last {backup.failures} failed: {escape(backup.reason)}" if backup.reason else ""
     return f"{whole}{where}{failed}"
+
+
+def _judged(iteration: IterationStatus) -> list[str]:
+    if iteration.judge is None:
+        return []
+    price = f" for {iteration.judge_price:.4g}" if iteration.judge_price else ""
+    return [f"judged with {iteration.judge.tokens:,} tokens{price}"]
 
 
 def _counted(counts: dict[str, int], prefix: str = "") -> list[str]:

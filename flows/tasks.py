@@ -87,7 +87,7 @@ def rollout(run: Run, inputs: RolloutInputs) -> Rollouts:
 @tried_again("group {inputs.iteration:04d}")
 def group(run: Run, inputs: GroupInputs) -> Groups:
     """Scores and filters."""
-    return made(run, GROUP, inputs, layout.groups(inputs.iteration))
+    return made(run, GROUP, inputs, layout.groups(inputs.iteration), policy=run.judge(inputs))
 
 
 @tried_again("collate {inputs.iteration:04d}")

@@ -3,6 +3,9 @@
 A group teaches by comparison, so one whose attempts are all worth the same has nothing to say (`zero_variance`), and
 one with attempts missing compares the survivors only (`short_group`). Dropping zero-variance groups also takes their
 tokens out of the denominators of token-averaged losses: the same sum over fewer tokens, a somewhat larger step.
+
+Where a judge is set (`steps.judge`), its scores are the rewards; what the attempts themselves were worth stays in the
+rollouts, and beside the judge's word in `judgements.parquet`.
 """
 
 import asyncio
@@ -12,15 +15,17 @@ from typing import Any
 
 import duckdb
 import polars as pl
+from pydantic import Field
 
 from environments import Environment, TrajectoryGroup
-from steps.common import tables
+from steps.common import layout, tables
 from steps.common.artifacts import Groups, Record, Rollouts
 from steps.common.errors import NightschoolError
 from steps.common.settings import EnvironmentSettings
 from steps.common.step import Inputs, Step, Workspace
+from steps.judge.settings import JudgeSettings, price_of
 
-JUDGED = """
+SIFTED = """
     WITH spread AS (
         SELECT task_id, count(*) AS attempts, count(reward) AS present,
                avg(reward) AS group_mean, stddev_samp(reward) AS group_std,
@@ -30,12 +35,16 @@ JUDGED = """
     SELECT *, reason IS NULL AS kept FROM (
         SELECT iteration, task_id, attempt, shard, reward, group_mean, group_std, position,
                CASE WHEN failure_type IS NOT NULL THEN 'failed'
+                    WHEN unjudged IS NOT NULL THEN unjudged
                     WHEN reward IS NULL THEN 'unscored'
                     WHEN present < coalesce($min_attempts, attempts) OR present < 2 THEN 'short_group'
                     WHEN flat AND $drop_zero_variance THEN 'zero_variance' END AS reason
         FROM scored JOIN spread USING (task_id)
     ) ORDER BY position
 """
+
+OF_GROUPS = ("short_group", "zero_variance", "identical", "judge_failed")
+"""Reasons that concern a whole group."""
 
 
 class GroupSettings(Record):
@@ -47,6 +56,8 @@ class GroupSettings(Record):
     """Drop groups whose attempts all have the same reward."""
     score_timeout: float = 600.0
     """Seconds that the environment's `score` may take for one group."""
+    judge: JudgeSettings | None = Field(None, exclude_if=lambda judge: judge is None)
+    """RULER: a model that scores the attempts of a group by comparing them, in the place of the environment."""
 
 
 class GroupInputs(Inputs):
@@ -57,23 +68,44 @@ class GroupInputs(Inputs):
     environment: EnvironmentSettings
     settings: GroupSettings = GroupSettings()
 
+    def identity(self) -> dict[str, Any]:
+        """Without where the judge is and what it may cost."""
+        return self.model_dump(mode="json", exclude={"settings": {"judge": set(JudgeSettings.operational)}})
+
 
 def group(inputs: GroupInputs, workspace: Workspace) -> dict[str, Any]:
     """Scores, joins and filters an iteration's rollouts."""
     files = [workspace.root / shard.path / tables.TRAJECTORIES for shard in inputs.rollouts]
     played = tables.read(files, tables.TRAJECTORY_COLUMNS)
-    scored = played.with_columns(reward=_rewards(played, inputs))
-    judged = _judge(scored, inputs.settings)
-    tables.write(judged.select(tables.GROUP_COLUMNS.keys()), workspace.out / tables.GROUPS)
-    return _facts(inputs, played, judged)
+    scored, more = _judged(played, inputs.settings, workspace) if inputs.settings.judge else _scored(played, inputs)
+    sifted = _sift(scored, inputs.settings)
+    tables.write(sifted.select(tables.GROUP_COLUMNS.keys()), workspace.out / tables.GROUPS)
+    return {**_facts(inputs, played, sifted), **more}
 
 
-def _judge(scored: pl.DataFrame, settings: GroupSettings) -> pl.DataFrame:
+def _scored(played: pl.DataFrame, inputs: GroupInputs) -> tuple[pl.DataFrame, dict[str, Any]]:
+    return played.with_columns(reward=_rewards(played, inputs), unjudged=pl.lit(None, pl.String)), {}
+
+
+def _judged(played: pl.DataFrame, settings: GroupSettings, workspace: Workspace) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """The attempts with the judge's scores, or with the reason why their group has none; and what that took."""
+    from steps.judge.table import judged  # the client takes a second to import
+
+    assert settings.judge
+    judgements, used = judged(played, settings.judge, settings.min_attempts, workspace.root / layout.JUDGE)
+    tables.write(judgements, workspace.out / tables.JUDGEMENTS)
+    workspace.measured["judge_price"] = price_of(used, settings.judge.prices)
+    said = judgements.select("task_id", "attempt", reward="score", unjudged="dropped")
+    scored = played.drop("reward").join(said, on=["task_id", "attempt"], how="left", maintain_order="left")
+    return scored, {"judge": used.model_dump()}
+
+
+def _sift(scored: pl.DataFrame, settings: GroupSettings) -> pl.DataFrame:
     parameters = settings.model_dump(include={"min_attempts", "drop_zero_variance"})
     with duckdb.connect() as connection:
         connection.register("scored", scored.drop("sequences", "messages").with_row_index("position"))
-        judged: pl.DataFrame = connection.sql(JUDGED, params=parameters).pl()
-    return judged.select(pl.col(name).cast(kind) for name, kind in tables.GROUP_COLUMNS.items())
+        sifted: pl.DataFrame = connection.sql(SIFTED, params=parameters).pl()
+    return sifted.select(pl.col(name).cast(kind) for name, kind in tables.GROUP_COLUMNS.items())
 
 
 def _rewards(played: pl.DataFrame, inputs: GroupInputs) -> pl.Series:
@@ -103,10 +135,10 @@ async def _score(environment: Environment, played: TrajectoryGroup, timeout: flo
     return scores
 
 
-def _facts(inputs: GroupInputs, played: pl.DataFrame, judged: pl.DataFrame) -> dict[str, Any]:
-    fates = judged.group_by("task_id", maintain_order=True).agg(
-        pl.col("kept").any(),
-        pl.col("reason").filter(pl.col("reason").is_in(["short_group", "zero_variance"])).first(),
+def _facts(inputs: GroupInputs, played: pl.DataFrame, sifted: pl.DataFrame) -> dict[str, Any]:
+    reason = pl.col("reason").str.split(":").list.first()  # without what the judge's server said
+    fates = sifted.group_by("task_id", maintain_order=True).agg(
+        pl.col("kept").any(), reason.filter(reason.is_in(OF_GROUPS)).first()
     )
     lost = fates.filter(~pl.col("kept"))["reason"].fill_null("all_failed")
     failures = played["failure_type"].drop_nulls()
@@ -118,7 +150,7 @@ def _facts(inputs: GroupInputs, played: pl.DataFrame, judged: pl.DataFrame) -> d
         "trajectories": len(played),
         "failed": len(failures),
         "failures": _counts(failures),
-        "mean_reward": judged["reward"].mean(),
+        "mean_reward": sifted["reward"].mean(),
     }
 
 

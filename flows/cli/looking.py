@@ -45,7 +45,7 @@ def show(
 
 @app.command()
 def sql(run: RunName, query: Annotated[str, typer.Argument(metavar="SQL")]) -> None:
-    """Query a run: the tables trajectories, groups, batch, evaluations, checkpoints."""
+    """Query a run: the tables trajectories, groups, judgements, batch, evaluations, checkpoints."""
     from flows.show import print_table
     from steps.common.query import select
     from steps.common.runs import find_run

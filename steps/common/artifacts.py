@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steps.common import layout
 from steps.common.errors import CorruptArtifact, PrunedArtifact
@@ -100,6 +100,26 @@ class Rollouts(Artifact):
     completion_tokens: int
 
 
+class Usage(Record):
+    """What a judge was asked and answered, in tokens as its server counts them."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All that count."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            answers=self.answers + other.answers,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+        )
+
+
 class Groups(Artifact):
     """An iteration's trajectories, scored and filtered."""
 
@@ -113,6 +133,8 @@ class Groups(Artifact):
     failures: dict[str, int]
     mean_reward: float | None
     """Over all scored trajectories, kept or not."""
+    judge: Usage | None = Field(None, exclude_if=lambda used: used is None)
+    """What the scores took, whenever that was paid. None without a judge, and not written then."""
 
 
 class Batch(Artifact):

@@ -16,9 +16,10 @@ from steps.common.errors import CorruptArtifact, InvalidInputs
 
 
 def connect(root: Path) -> duckdb.DuckDBPyConnection:
-    """A connection with the views `trajectories`, `groups`, `batch`, `evaluations` and `checkpoints` of a run.
+    """A connection with the views `trajectories`, `groups`, `judgements`, `batch`, `evaluations` and `checkpoints`.
 
-    `evaluations` has the columns of `trajectories`, of held-out tasks. Raises `CorruptArtifact`, naming the file.
+    `evaluations` has the columns of `trajectories`, of held-out tasks; `judgements` has rows where a judge scored.
+    Raises `CorruptArtifact`, naming the file.
     """
     connection = duckdb.connect()
     iterations = [root / "iterations" / f"{i:04d}" for i in layout.numbered(root, "iterations")]
@@ -28,6 +29,8 @@ def connect(root: Path) -> duckdb.DuckDBPyConnection:
     evaluations = [root / layout.evaluation(i) for i in layout.numbered(root, "evaluations")]
     _view(connection, "trajectories", shards, tables.TRAJECTORIES, tables.TRAJECTORY_COLUMNS)
     _view(connection, "groups", [i / "groups" for i in iterations], tables.GROUPS, tables.GROUP_COLUMNS)
+    judged = [i / "groups" for i in iterations if (i / "groups" / tables.JUDGEMENTS).exists()]
+    _view(connection, "judgements", judged, tables.JUDGEMENTS, tables.JUDGEMENT_COLUMNS)
     _view(connection, "batch", [i / "batch" for i in iterations], tables.BATCH, tables.BATCH_COLUMNS)
     _view(connection, "evaluations", evaluations, tables.TRAJECTORIES, tables.TRAJECTORY_COLUMNS)
     connection.register("checkpoints", _checkpoints(root))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steps.common import layout
-from steps.common.artifacts import Manifest, Record, read_manifest, verify
+from steps.common.artifacts import Manifest, Record, Usage, read_manifest, verify
 from steps.common.champion import champion, history
 from steps.common.errors import CorruptArtifact, PrunedArtifact
 from steps.common.origin import origin_of
@@ -41,6 +41,10 @@ class IterationStatus(Record):
     """Groups by reason."""
     failed: dict[str, int]
     """Rollouts by exception."""
+    judge: Usage | None = None
+    """What a judge took to score it; None without one."""
+    judge_price: float | None = None
+    """By the prices that were set then."""
 
 
 class DecisionStatus(Record):
@@ -151,6 +155,8 @@ def _last_iteration(root: Path) -> IterationStatus | None:
                 kept=facts["kept"],
                 dropped=facts["dropped"],
                 failed=facts["failures"],
+                judge=facts.get("judge"),
+                judge_price=manifest.measured.get("judge_price"),
             )
     return None
 

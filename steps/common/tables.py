@@ -19,6 +19,7 @@ Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 
 TRAJECTORIES = "trajectories.parquet"
 GROUPS = "groups.parquet"
+JUDGEMENTS = "judgements.parquet"
 BATCH = "batch.parquet"
 
 SEQUENCE = pl.Struct({"token_ids": pl.List(pl.Int32), "mask": pl.List(pl.Boolean), "logprobs": pl.List(pl.Float32)})
@@ -50,9 +51,20 @@ GROUP_COLUMNS: Schema = {
     "shard": pl.Int32,
     "reward": pl.Float64,  # after the environment's score(); null where it failed or was dropped
     "kept": pl.Boolean,  # is it trained on?
-    "reason": pl.String,  # why not: failed, unscored, short_group, zero_variance; null where kept
+    # why not: failed, unscored, short_group, zero_variance, identical, judge_failed: …; null where kept
+    "reason": pl.String,
     "group_mean": pl.Float64,  # over the group's scored attempts
     "group_std": pl.Float64,  # sample standard deviation (n-1); null for fewer than two
+}
+
+JUDGEMENT_COLUMNS: Schema = {
+    "iteration": pl.Int32,
+    "task_id": pl.String,
+    "attempt": pl.Int32,
+    "own_reward": pl.Float64,  # what the attempt was worth to the environment; null where it failed
+    "score": pl.Float64,  # the judge's, from 0 to 1; null where it was not asked about the attempt, or failed
+    "explanation": pl.String,
+    "dropped": pl.String,  # why the group has no scores: short_group, identical, judge_failed: …
 }
 
 BATCH_COLUMNS: Schema = {
