@@ -3,12 +3,13 @@
     python -m steps.backup --root runs/demo
 
 A backup that sent something leaves a receipt, which travels as well. It may be killed at any moment, and be repeated:
-files that have arrived are not sent again. What a rewind replaced is set aside in the bucket too.
+files that have arrived are not sent again. What a rewind replaced is set aside in the bucket too, with all that was made
+from it.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -43,6 +44,8 @@ def backup(root: Path, settings: BucketSettings, say: Say = print) -> Backup | N
         say(f"deleted {upload.bytes:,} bytes of {upload.path} in {remote.url}, whose upload was given up")
     receipt = None
     if new := missing(root, remote):
+        for path in _set_followers_aside(root, remote, new):
+            say(f"set {path} aside in {remote.url}: it was made from what is another now")
         step = Step("backup", BackupInputs, Backup, partial(_send, remote, say))
         inputs = BackupInputs(to=remote.url, holds={path: Sent.of(manifest) for path, manifest in new.items()})
         receipt = step.run(inputs, root, next_path(root))
@@ -78,6 +81,30 @@ def finished(root: Path, folder: str | None = None) -> Iterator[tuple[str, Manif
             manifest = read_manifest(file.parent)
             assert manifest
             yield path.as_posix(), manifest
+
+
+def _set_followers_aside(root: Path, remote: "RemoteRun", new: Mapping[str, Manifest]) -> Iterator[str]:
+    """Where something of ours is to be replaced, sets aside first what is not here any more; gives the paths.
+
+    After a rewind, or a restore to an iteration, that is what was made from it. A run restored from both would not fit.
+    """
+    from steps.remote.push import set_aside
+
+    ours, there = ever_sent(root, remote.url), remote.finished()
+    replaced = [
+        artifact
+        for artifact in map(remote.artifact, sorted(new.keys() & set(there)))
+        if Sent.of(artifact.manifest) != Sent.of(new[artifact.path])
+    ]
+    if not replaced or any((artifact.path, artifact.manifest.digest) not in ours for artifact in replaced):
+        return
+    here = {path for path, _ in finished(root)}
+    for path in there:
+        if path not in here and path.partition("/")[0] not in (layout.SUPERSEDED, BACKUPS):
+            artifact = remote.artifact(path)
+            if (path, artifact.manifest.digest) in ours:
+                set_aside(remote, artifact)
+                yield path
 
 
 def _send(remote: "RemoteRun", say: Say, inputs: BackupInputs, workspace: Workspace) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Backup against a real S3 server: what travels, in which order, what a rewind and a second machine do to it."""
 
 import json
+import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from steps.common.errors import CorruptArtifact, InvalidInputs
 from steps.common.retention import Policy
 from steps.common.rewind import Rewind, rewind
 from steps.prune import backed_up, prune
-from steps.remote import upload
+from steps.remote import push, upload
 from steps.remote.bucket import Bucket
 from steps.remote.errors import BackupConflict
 from steps.remote.inventory import RemoteRun
@@ -70,13 +72,12 @@ def test_what_a_rewind_replaced_is_set_aside_in_the_bucket_too(tmp_path: Path, p
     backup(root, place)
     there = remote(place)
     assert there.artifact(layout.checkpoint(2)).manifest == read_manifest(root / layout.checkpoint(2)) != old
-    (aside,) = [path for path in there.finished() if path.startswith("superseded/")]
-    assert aside.endswith("/checkpoints/0002") and there.artifact(aside).manifest == old
-    assert not there.artifact(aside).lacking
+    aside = [there.artifact(path) for path in there.finished() if path.startswith("superseded/")]
+    paths = [artifact.path.partition("Z/")[2] for artifact in aside]
+    assert sorted(paths) == ["checkpoints/0002", "evaluations/0002"]  # the second was made from the first
+    assert old in [artifact.manifest for artifact in aside] and not any(artifact.lacking for artifact in aside)
     restore(place, "night", tmp_path / "empty/night")
-    kept = tree(root) | {path: (tmp_path / "empty/night" / path).read_bytes() for path in ("evaluations/0002",) if 0}
-    restored = tree(tmp_path / "empty/night")
-    assert {path for path in restored if not path.startswith("evaluations/0002")} == set(kept)
+    assert tree(tmp_path / "empty/night") == tree(root)
 
 
 def test_the_bucket_gets_again_what_it_has_lost(tmp_path: Path, weed: Weed, place: BucketSettings) -> None:
@@ -106,7 +107,9 @@ def test_what_was_pruned_here_comes_back_from_the_bucket(tmp_path: Path, place: 
     root = make_run(tmp_path / "night", checkpoints=3)
     backup(root, place)
     before = tree(root)
-    goes = [verdict.path for verdict in prune(root, Policy(rollout_days=0), backed_up(root), len, False) if verdict.goes]
+    goes = [
+        verdict.path for verdict in prune(root, Policy(rollout_days=0), backed_up(root), len, False) if verdict.goes
+    ]
     assert goes and set(tree(root)) < set(before)
     assert backup(root, place) is None
     assert restore(place, "night", root).artifacts == len(goes)
@@ -142,10 +145,22 @@ def test_another_machine_that_comes_later_is_told_whose_run_it_is(tmp_path: Path
     assert tree(tmp_path / "c/night") == theirs
 
 
+def test_what_another_machine_left_half_sent_gives_way_once_it_is_old(
+    tmp_path: Path, weed: Weed, place: BucketSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_run(tmp_path / "night", checkpoints=1)
+    key = place.key("night", "checkpoints/0001/adapter.bin")
+    weed.client().put_object(Bucket=BUCKET, Key=key, Body=b"half", Metadata={"by": "desk/1", "sha256": "0"})
+    with pytest.raises(BackupConflict, match="checkpoints/0001 was being sent there by desk/1 on "):
+        backup(root, place)
+    monkeypatch.setattr(push, "STALE", timedelta())
+    backup(root, place)
+    restore(place, "night", tmp_path / "empty/night")
+    assert tree(tmp_path / "empty/night") == tree(root)
+
+
 def command(step: str, root: Path, *arguments: str, **env: str) -> "subprocess.Popen[str]":
     """A step in a process of its own."""
-    import os
-
     return subprocess.Popen(
         [sys.executable, "-m", f"steps.{step}", "--root", root, *arguments],
         env=os.environ | env,

@@ -78,7 +78,9 @@ def test_what_was_made_anew_after_a_restore_to_an_iteration_takes_the_place_of_w
     receipt = backup(there, place)
     assert receipt and receipt.artifacts == 1
     aside = [path for path in RemoteRun(Bucket(place), "night").finished() if path.startswith("superseded/")]
-    assert [path.partition("Z/")[2] for path in aside] == ["checkpoints/0002"]
+    assert {path.partition("Z/")[2].rpartition("/")[0] for path in aside} >= {"checkpoints", "evaluations"}
+    restore(place, "night", tmp_path / "again/night")
+    assert tree(tmp_path / "again/night") == tree(there)
 
 
 def test_what_is_there_is_kept_and_what_is_another_refused(tmp_path: Path, root: Path, place: BucketSettings) -> None:

@@ -42,6 +42,18 @@ def push(remote: RemoteRun, root: Path, path: str, ours: Collection[tuple[str, s
     return manifest
 
 
+def set_aside(remote: RemoteRun, artifact: RemoteArtifact) -> None:
+    """Moves an artifact to `superseded/` in the bucket: a copy, then a deletion. Killed between, the same ends it."""
+    path = artifact.path
+    aside = f"{layout.SUPERSEDED}/{artifact.modified.astimezone(UTC):%Y-%m-%dT%H%M%SZ}/{path}"
+    files = [name for name in artifact.manifest.files if f"{path}/{name}" in remote.objects]
+    for name in (*files, layout.MANIFEST):
+        remote.bucket.copy(remote.key(f"{path}/{name}"), remote.key(f"{aside}/{name}"))
+    for name in (layout.MANIFEST, *files):
+        remote.bucket.delete(remote.key(f"{path}/{name}"))
+        del remote.objects[f"{path}/{name}"]
+
+
 def name_of(root: Path) -> str:
     """Who puts objects: this machine, and this folder on it."""
     place = hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:8]
@@ -63,7 +75,7 @@ class _Pusher:
         head = self.remote.bucket.head(self._key(layout.MANIFEST))
         if (self.path, there.manifest.digest) not in ours and not (head and self._is_mine(head)):
             raise self._conflict(head, there)
-        self._set_aside(there)
+        set_aside(self.remote, there)
 
     def place(self, name: str, entry: FileEntry) -> None:
         """Puts one file, unless it is there."""
@@ -104,16 +116,6 @@ class _Pusher:
             raise self._restless()
         if f"{self.path}/{PRUNED}" in self.remote.objects:
             self.remote.bucket.delete(self._key(PRUNED))
-
-    def _set_aside(self, there: RemoteArtifact) -> None:
-        """Copies the artifact in the bucket, and deletes it: killed in between, the same again ends it."""
-        aside = f"{layout.SUPERSEDED}/{there.modified.astimezone(UTC):%Y-%m-%dT%H%M%SZ}/{self.path}"
-        files = [name for name in there.manifest.files if f"{self.path}/{name}" in self.remote.objects]
-        for name in (*files, layout.MANIFEST):
-            self.remote.bucket.copy(self._key(name), self.remote.key(f"{aside}/{name}"))
-        for name in (layout.MANIFEST, *files):
-            self.remote.bucket.delete(self._key(name))
-            del self.remote.objects[f"{self.path}/{name}"]
 
     def _is_mine(self, there: Head) -> bool:
         return there.metadata.get("by") == self.metadata["by"]
