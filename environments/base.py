@@ -180,7 +180,10 @@ class Environment(BaseModel):
         raise NotImplementedError
 
     async def score(self, group: TrajectoryGroup) -> Sequence[float | None]:
-        """Rewards of a whole group, in its order; None drops an attempt. The default keeps the attempts' own."""
+        """Rewards of a whole group, in its order; None drops an attempt. The default keeps the attempts' own.
+
+        Not asked where a run has a judge (`[group.judge]`).
+        """
         return [trajectory.reward for trajectory in group.trajectories]
 
     def demonstrations(self, random: Random) -> Iterable[list[Message]]:

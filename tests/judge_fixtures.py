@@ -9,13 +9,20 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from aiohttp import web
-from run_fixtures import trajectory
+from run_fixtures import store_rollouts, trajectory
 
 from environments import Task, Trajectory, TrajectoryGroup
+from steps.common import layout, tables
+from steps.common.artifacts import Groups
+from steps.common.settings import EnvironmentSettings
+from steps.group import GROUP, GroupInputs, GroupSettings
+from steps.judge.settings import JudgeSettings
 
 KEY_VARIABLE, KEY = "TEST_JUDGE_KEY", "judge-key"
 PROMPT_TOKENS, COMPLETION_TOKENS = 100, 20
@@ -126,3 +133,32 @@ def attempt(task: str, number: int, quality: float | None, **more: Any) -> Traje
 def shelf(task: str, *qualities: float | None) -> TrajectoryGroup:
     """A group with an attempt a quality."""
     return TrajectoryGroup(Task(id=task), [attempt(task, i, quality) for i, quality in enumerate(qualities)])
+
+
+def inputs_for(root: Path, server: JudgeServer, groups: list[TrajectoryGroup], **settings: Any) -> GroupInputs:
+    rollouts = store_rollouts(root, groups)
+    """An iteration of `groups`, judged by `server` one after the other unless told otherwise."""
+    own = {"model": "wise", "base_url": server.url, "key_variable": KEY_VARIABLE, "concurrency": 1}
+    rule = GroupSettings(
+        min_attempts=settings.pop("min_attempts", None), judge=JudgeSettings.model_validate(own | settings)
+    )
+    return GroupInputs(
+        iteration=0, rollouts=[rollouts], environment=EnvironmentSettings(name="tic_tac_toe"), settings=rule
+    )
+
+
+def run_group(root: Path, server: JudgeServer, groups: list[TrajectoryGroup], **settings: Any) -> Groups:
+    """Scores and filters them."""
+    return GROUP.run(inputs_for(root, server, groups, **settings), root, layout.groups(0))
+
+
+def again(root: Path, server: JudgeServer, groups: list[TrajectoryGroup], **settings: Any) -> Groups:
+    """The same once more, as after a rewind."""
+    if (root / layout.groups(0)).exists():
+        (root / layout.groups(0)).rename(root / f"aside-{len(list(root.iterdir()))}")
+    return run_group(root, server, groups, **settings)
+
+
+def table(root: Path) -> pl.DataFrame:
+    """What became of each attempt."""
+    return tables.read([root / layout.groups(0) / tables.GROUPS], tables.GROUP_COLUMNS)

@@ -44,7 +44,7 @@ async def rule(
 
     Raises `BudgetSpent`, `InvalidInputs` where no request can be answered, and as `settings.on_failure` says.
     """
-    slots, progress, done = asyncio.Semaphore(settings.concurrency), Progress(len(groups), "groups judged"), 0
+    slots, progress, done = asyncio.Semaphore(settings.concurrency), Progress(len(groups), "groups"), 0
 
     async def one(group: TrajectoryGroup) -> Ruling:
         nonlocal done
