@@ -192,6 +192,18 @@ def test_the_learning_rate_is_the_iterations_own_also_when_resumed(
     assert optimizer_of(other, changed)["param_groups"][0]["lr"] == 0.001
 
 
+def test_the_optimizers_settings_are_the_iterations_own_also_when_resumed(
+    run: tuple[Path, Checkpoint, list[Batch]],
+) -> None:
+    root, first, batches = run
+    second = train(root, first, batches[0])
+    third = train(root, second, batches[1], weight_decay=0.5, adam_beta1=0.5, adam_beta2=0.9)
+    state = torch.load(root / third.path / "optimizer.pt", weights_only=True)
+    assert {group["weight_decay"] for group in state["param_groups"]} >= {0.5}
+    assert {group["betas"] for group in state["param_groups"]} == {(0.5, 0.9)}
+    assert all(step["step"] > 1 for step in state["state"].values()), "its moments went on"
+
+
 def test_the_schedule_is_a_line_and_then_constant() -> None:
     settings = TrainSettings(learning_rate=4e-3, final_learning_rate=1e-3, decay_iterations=30)
     assert settings.learning_rate_at(0) == 4e-3

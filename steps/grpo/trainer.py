@@ -158,10 +158,12 @@ class RecordTrainer(GRPOTrainer):
         return norm
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restores them but for the learning rate: transformers would keep the stored one, and this update's counts."""
+        """Restores what they remember, and not what they are set to: of learning rate, decay, betas this update's count."""
+        wanted = [{**group} for group in self.optimizer.param_groups]
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] = self.args.learning_rate
+        for group, settings in zip(self.optimizer.param_groups, wanted, strict=True):
+            del settings["params"]
+            group.update(settings, lr=self.args.learning_rate, initial_lr=self.args.learning_rate)
         self.lr_scheduler.base_lrs = [self.args.learning_rate] * len(self.lr_scheduler.base_lrs)
 
     def floating_point_ops(self, inputs: Any) -> int:
