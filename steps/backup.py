@@ -3,8 +3,8 @@
     python -m steps.backup --root runs/demo
 
 A backup that sent something leaves a receipt, which travels as well. It may be killed at any moment, and be repeated:
-files that have arrived are not sent again. What a rewind replaced is set aside in the bucket too, with all that was made
-from it.
+files that have arrived are not sent again. What a rewind replaced is set aside in the bucket too, with all that was
+made from it.
 """
 
 import argparse
