@@ -22,7 +22,7 @@ from flows.champion import judge_the_night
 from flows.parameters import Settings, go_back, run_name, settings_of
 from flows.plan import Plan
 from flows.run import Run
-from flows.train import back_up_if_asked, improve, prune_if_asked
+from flows.train import back_up_if_asked, improve, prune_if_asked, report_if_new
 from steps.common.artifacts import Evaluation
 from steps.common.nights import fix_night, newest_checkpoint
 from steps.common.rewind import Rewind
@@ -60,6 +60,7 @@ def nightly(
     with Run.open(plan, root, get_run_logger().info) as run:
         evaluations = improve(run)
         judge_the_night(run)
+        report_if_new(run)
         back_up_if_asked(run)
         prune_if_asked(run)
         return evaluations

@@ -18,7 +18,7 @@ from prefect.exceptions import ObjectNotFound
 
 SILENCE = 90
 """Seconds without a heartbeat, of which `prefect.yaml` asks for two a minute: fewer would make busy flow runs crash."""
-OURS = ["train", "nightly", "evaluate", "step", "serve"]
+OURS = ["train", "nightly", "evaluate", "promote", "restore", "step", "serve"]
 """Flows. A step whose machine died is asked for again by the flow that waits for it, once it is called crashed."""
 HEARTBEAT = "prefect.flow-run.heartbeat"
 ENDED = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}

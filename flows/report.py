@@ -36,4 +36,5 @@ def markdown(report: Report, page: Path) -> str:
     picture = f"![rewards](data:image/svg+xml;base64,{b64encode(curve(report).encode()).decode()})"
     rows = [f"| {e.iteration} | {e.reward:.3f} ± {e.stderr:.3f} | {e.n} |" for e in report.evaluations]
     table = ["| checkpoint | held-out reward | tasks |", "| --- | --- | --- |", *rows] if rows else []
-    return "\n".join([f"## {report.run}", "", picture, "", *table, "", f"Every iteration: `{page}`"])
+    notes = [line for note in report.notes for line in (note, "")]
+    return "\n".join([f"## {report.run}", "", picture, "", *notes, *table, "", f"Every iteration: `{page}`"])

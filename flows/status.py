@@ -4,8 +4,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from steps.common.report import notes_of
 from steps.common.status import IterationStatus, Status
-from steps.remote.standing import BackupStatus
 
 
 def print_status(status: Status) -> None:
@@ -21,12 +21,8 @@ def print_status(status: Status) -> None:
         for row in status.evaluations:
             table.add_row(str(row.iteration), f"{row.reward:.3f} ± {row.stderr:.3f}", str(row.n))
         console.print(table)
-    if status.champion is not None:
-        console.print(f"champion: checkpoint {status.champion}")
-    if decision := status.last_decision:
-        console.print(f"{decision.decision}: {escape(decision.reason)}", soft_wrap=True)
-    if backup := status.backup:
-        console.print(_backed_up(backup), soft_wrap=True)
+    for note in notes_of(status):
+        console.print(escape(note), soft_wrap=True)
     if last := status.last_iteration:
         facts = [
             f"{last.kept} of {last.groups} groups kept",
@@ -35,13 +31,6 @@ def print_status(status: Status) -> None:
             *_judged(last),
         ]
         console.print(f"iteration {last.iteration}: {', '.join(facts)}")
-
-
-def _backed_up(backup: BackupStatus) -> str:
-    whole = f"backup: {backup.artifacts} of {backup.artifacts + backup.missing} artifacts"
-    where = f" in {escape(backup.to)}" if backup.to else ""
-    failed = f"; the last {backup.failures} failed: {escape(backup.reason)}" if backup.reason else ""
-    return f"{whole}{where}{failed}"
 
 
 def _judged(iteration: IterationStatus) -> list[str]:

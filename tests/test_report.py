@@ -29,9 +29,8 @@ ROW = IterationReport(
 
 def report(*rewards: float | None) -> Report:
     rows = [ROW.model_copy(update={"iteration": i, "reward": reward}) for i, reward in enumerate(rewards)]
-    return Report(
-        run="<night>", iterations=rows, evaluations=[EvaluationStatus(iteration=2, reward=1, stderr=0.5, n=9)]
-    )
+    evaluations = [EvaluationStatus(iteration=2, reward=1, stderr=0.5, n=9)]
+    return Report(run="<night>", iterations=rows, evaluations=evaluations, notes=["champion: <2>"])
 
 
 def test_a_row_is_readable() -> None:
@@ -69,6 +68,7 @@ def test_a_run_that_has_hardly_begun_has_a_page(tmp_path: Path, rewards: tuple[f
     begun = report(*rewards).model_copy(update={"evaluations": []})
     text = write_html(tmp_path, begun).read_text()
     assert "&lt;night&gt;" in text and "<night>" not in text
+    assert "champion: &lt;2&gt;" in text
     assert ("<svg" in text) == (rewards not in [(), (None,)])
     assert "nan" not in text
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from steps.common import layout
 from steps.common.artifacts import Manifest, Record, read_manifest
-from steps.common.status import EvaluationStatus, status_of
+from steps.common.status import EvaluationStatus, Status, status_of
 from steps.common.storage import write_atomically
 
 WIDTH, HEIGHT, MARGIN = 720, 260, 40
@@ -46,18 +46,32 @@ class Report(Record):
     run: str
     iterations: list[IterationReport]
     evaluations: list[EvaluationStatus]
+    notes: list[str]
+    """Who is champion, and why; how far the run is backed up."""
 
 
 def report_of(root: Path) -> Report:
     """Reads manifests only. Raises `CorruptArtifact`, naming the file."""
-    evaluations = status_of(root).evaluations
-    held_out = {evaluation.iteration: evaluation.reward for evaluation in evaluations}
+    status = status_of(root)
+    held_out = {evaluation.iteration: evaluation.reward for evaluation in status.evaluations}
     rows = [
         _iteration(root, i, groups, held_out.get(i))
         for i in layout.numbered(root, "iterations")
         if (groups := read_manifest(root / layout.groups(i)))
     ]
-    return Report(run=root.name, iterations=rows, evaluations=evaluations)
+    return Report(run=root.name, iterations=rows, evaluations=status.evaluations, notes=list(notes_of(status)))
+
+
+def notes_of(status: Status) -> Iterator[str]:
+    """A line for each thing beside the training that one wants to know."""
+    if status.champion is not None:
+        yield f"champion: checkpoint {status.champion}"
+    if decision := status.last_decision:
+        yield f"{decision.decision}: {decision.reason}"
+    if backup := status.backup:
+        where = f" in {backup.to}" if backup.to else ""
+        failed = f"; the last {backup.failures} failed: {backup.reason}" if backup.reason else ""
+        yield f"backup: {backup.artifacts} of {backup.artifacts + backup.missing} artifacts{where}{failed}"
 
 
 def cells(row: IterationReport) -> dict[str, str]:
@@ -79,9 +93,10 @@ def write_html(root: Path, report: Report) -> Path:
     rows = [cells(row) for row in report.iterations]
     head = "".join(f"<th>{escape(name)}</th>" for name in (rows[0] if rows else ()))
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row.values())}</tr>" for row in rows)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in report.notes)
     page = (
         f"<!doctype html><meta charset=utf-8><title>{escape(report.run)}</title><style>{STYLE}</style>"
-        f"<h1>{escape(report.run)}</h1>{curve(report)}<table><tr>{head}</tr>{body}</table>"
+        f"<h1>{escape(report.run)}</h1>{curve(report)}{notes}<table><tr>{head}</tr>{body}</table>"
     )
     write_atomically(root / layout.REPORT, page.encode())
     return root / layout.REPORT

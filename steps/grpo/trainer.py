@@ -20,6 +20,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 from steps.common.errors import InvalidInputs
+from steps.common.progress import Progress
 from steps.grpo.batch import Minibatch, Tensors
 from steps.grpo.correction import correction
 from steps.grpo.meter import Meter
@@ -71,6 +72,7 @@ class RecordTrainer(GRPOTrainer):
         self.minibatches = minibatches
         self.old_logprobs, self.max_kl = old_logprobs, max_kl
         self.meter = Meter(self.accelerator)
+        self.progress, self.done = Progress(sum(map(len, minibatches)), "micro-batches"), 0
         self.scored = False
         self.remove_callback(PrinterCallback)
 
@@ -87,6 +89,9 @@ class RecordTrainer(GRPOTrainer):
             last = i == len(inputs) - 1
             with nullcontext() if last else self.accelerator.no_sync(model):
                 loss = loss + super().training_step(model, micro_batch, num_items_in_batch)  # type: ignore[no-untyped-call]
+            self.done += 1
+            if self.accelerator.is_main_process:
+                self.progress.show(self.done)
         taken = self.meter.close(loss)
         if not taken.finite:
             raise self._not_finite("loss")
@@ -158,7 +163,7 @@ class RecordTrainer(GRPOTrainer):
         return norm
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restores what they remember, and not what they are set to: of learning rate, decay, betas this update's count."""
+        """Restores what they remember, and not what they are set to: of rate, decay and betas this update's count."""
         wanted = [{**group} for group in self.optimizer.param_groups]
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[no-untyped-call]
         for group, settings in zip(self.optimizer.param_groups, wanted, strict=True):
