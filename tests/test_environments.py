@@ -3,7 +3,6 @@
 A new file in environments/ is held to the contract without a word here.
 """
 
-import asyncio
 import json
 import textwrap
 from collections.abc import Callable, Sequence
@@ -14,9 +13,10 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from environment_fixtures import play
 
 import environments
-from environments import Environment, Message, Policy, Result, Split, Task, UnknownEnvironment
+from environments import Message, Result, Split, Task, UnknownEnvironment
 
 NAMES = environments.available()
 SPLITS: tuple[Split, Split] = ("train", "test")
@@ -30,26 +30,6 @@ GARBAGE = {
     "markup": "<move><move></move>%s{}\\",
     "json": '{"name": null, "arguments": []}',
 }
-
-
-def played_by(act: Callable[[Sequence[Message]], str | None]) -> Policy:
-    """A policy whose answers are scripted."""
-
-    async def complete(request: dict[str, Any]) -> dict[str, Any]:
-        json.dumps(request)  # What an agent asks must be sendable.
-        content = act(request["messages"])
-        message = {"role": "assistant", "content": content}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return {"id": "1", "object": "chat.completion", "created": 1, "model": "script", "choices": [choice]}
-
-    return Policy(complete, base_url="http://127.0.0.1:1/v1", api_key="none", model="script")
-
-
-def play(environment: Environment, task: Task, act: Callable[[Sequence[Message]], str | None]) -> Result:
-    async def attempt() -> Result:
-        return await asyncio.wait_for(environment.rollout(task, played_by(act)), timeout=30)
-
-    return asyncio.run(attempt())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,7 +106,7 @@ def test_demonstrations_begin_as_rollouts_do(name: str) -> None:
     demonstrated = {messages[0]["content"] for messages in islice(environment.demonstrations(Random(1)), 50)}
     seen: list[str] = []
     for task in environment.tasks("train")[:4]:
-        play(environment, task, lambda messages: seen.append(messages[0]["content"]))  # type: ignore[func-returns-value]
+        play(environment, task, lambda messages: seen.append(messages[0]["content"]))
     assert set(seen) <= demonstrated
 
 
