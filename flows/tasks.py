@@ -30,7 +30,6 @@ from steps.pretrain import PRETRAIN, PretrainInputs
 from steps.promote import PROMOTE, PromoteInputs
 from steps.prune import backed_up
 from steps.prune import prune as make_room
-from steps.remote.failures import note_failure, note_success
 from steps.remote.settings import BucketSettings
 from steps.rollout import ROLLOUT, RolloutInputs
 from steps.train import TRAIN, TrainInputs
@@ -128,12 +127,7 @@ def report(run: Run) -> None:
 @task(task_run_name="backup", cache_policy=NO_CACHE, persist_result=False)
 def backup(run: Run, bucket: BucketSettings) -> None:
     """Sends what is new to the bucket. Not tried again here: each request was, and the next iteration does it."""
-    try:
-        send(run.root, bucket, get_run_logger().info)
-    except Exception as error:
-        note_failure(run.root, str(error))
-        raise
-    note_success(run.root)
+    send(run.root, bucket, get_run_logger().info)
 
 
 @task(task_run_name="prune", cache_policy=NO_CACHE, persist_result=False)

@@ -20,6 +20,7 @@ from steps.common.errors import InvalidInputs
 from steps.common.runs import locked
 from steps.common.step import Step, Workspace, exit_status_of
 from steps.common.storage import write_atomically
+from steps.remote.failures import note_failure, note_success
 from steps.remote.receipts import BACKUPS, RECEIPT, Backup, BackupInputs, Sent, ever_sent, next_path, sent
 from steps.remote.settings import BucketSettings, required
 
@@ -33,8 +34,19 @@ def backup(root: Path, settings: BucketSettings, say: Say = print) -> Backup | N
     """Has all that is finished of the run at `root` in the bucket; returns the receipt, None where nothing was new.
 
     Call it while no other backs this folder up: under the run's lock. Raises `BackupConflict` where another machine
-    backs up the same run, `CorruptArtifact` where a file here or there is damaged, `BucketFault`, `InvalidInputs`.
+    backs up the same run, `CorruptArtifact` where a file here or there is damaged, `BucketFault`, `InvalidInputs`;
+    whatever it raises is counted as a failure.
     """
+    try:
+        receipt = _back_up(root, settings, say)
+    except Exception as error:
+        note_failure(root, str(error))
+        raise
+    note_success(root)
+    return receipt
+
+
+def _back_up(root: Path, settings: BucketSettings, say: Say) -> Backup | None:
     from steps.remote.bucket import Bucket
     from steps.remote.inventory import RemoteRun
     from steps.remote.push import push
@@ -128,13 +140,14 @@ def _is_there(remote: "RemoteRun", path: str, manifest: Manifest) -> bool:
 
 
 def _send_plain_files(root: Path, remote: "RemoteRun") -> None:
-    """The small files that are no artifacts, `run.json` last."""
+    """The small files that are no artifacts, `run.json` last. A judge's answer is named by its request: sent once."""
     from steps.remote.inventory import is_plain
     from steps.remote.upload import overwrite
 
-    files = [file.relative_to(root).as_posix() for file in (*root.iterdir(), *root.glob("nights/*")) if file.is_file()]
+    found = (*root.iterdir(), *root.glob("nights/*"), *root.glob(f"{layout.JUDGE}/*"))
+    files = [file.relative_to(root).as_posix() for file in found if file.is_file() and not file.name.startswith(".")]
     for path in sorted(files, key=lambda path: (path == layout.RUN, path)):
-        if is_plain(path) and not path.rpartition("/")[2].startswith("."):
+        if is_plain(path) and not (path.startswith(f"{layout.JUDGE}/") and path in remote.objects):
             overwrite(remote.bucket, remote.key(path), (root / path).read_bytes())
 
 

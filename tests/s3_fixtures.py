@@ -266,6 +266,8 @@ def make_run(root: Path, checkpoints: int = 3, seed: int = 0) -> Path:
     (root / layout.REPORT).write_text("<html>")
     (root / "nights").mkdir(exist_ok=True)
     (root / "nights/2026-03-02.json").write_text('{"date": "2026-03-02", "first": 0, "last": 3}')
+    (root / layout.JUDGE).mkdir(exist_ok=True)
+    (root / layout.JUDGE / "0b1d.json").write_text('{"answer": "paid once"}')
     make(root, layout.MODEL, seed)
     for i in range(checkpoints + 1):
         make(root, layout.checkpoint(i), seed + i)

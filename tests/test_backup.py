@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s3_fixtures import BUCKET, SECRET, Weed, make, make_run, place, tree, weed
+from s3_fixtures import BUCKET, SECRET, Weed, make, make_run, tree
 
 from steps.backup import backup
 from steps.common import layout
@@ -21,12 +21,12 @@ from steps.prune import backed_up, prune
 from steps.remote import push, upload
 from steps.remote.bucket import Bucket
 from steps.remote.errors import BackupConflict
+from steps.remote.failures import BackupSettings, TooManyFailures, stop_where_too_many
 from steps.remote.inventory import RemoteRun
 from steps.remote.receipts import covered
 from steps.remote.settings import BucketSettings
+from steps.remote.standing import backup_of
 from steps.restore import restore
-
-__all__ = ["place", "weed"]
 
 
 def remote(place: BucketSettings, run: str = "night") -> RemoteRun:
@@ -237,3 +237,20 @@ def test_no_secret_is_left_anywhere(tmp_path: Path, weed: Weed, place: BucketSet
     everything = [*tmp_path.rglob("*"), *(Path.cwd() / "runs").glob("*/logs/**/*")]
     assert not [path for path in everything if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert SECRET in weed.client()._request_signer._credentials.secret_key  # what is looked for is what signs
+
+
+def test_failures_are_counted_in_a_row_and_too_many_stop_the_run(tmp_path: Path, place: BucketSettings) -> None:
+    root, settings = make_run(tmp_path / "night", 1), BackupSettings(stop_after_failures=2)
+    nowhere = place.model_copy(update={"bucket": "no-such-bucket"})
+    for count in (1, 2):
+        stop_where_too_many(root, settings)
+        with pytest.raises(InvalidInputs):
+            backup(root, nowhere)
+        standing = backup_of(root)
+        assert standing and standing.failures == count and "no-such-bucket" in (standing.reason or "")
+    with pytest.raises(TooManyFailures, match=r"2 backups in a row failed.*no-such-bucket.*stop_after_failures"):
+        stop_where_too_many(root, settings)
+    backup(root, place)
+    stop_where_too_many(root, settings)
+    standing = backup_of(root)
+    assert standing and (standing.to, standing.artifacts, standing.missing) == (place.url("night"), 7, 0)

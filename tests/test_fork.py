@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import s3_fixtures as s3
 from flow_fixtures import Steps, config_of
-from s3_fixtures import Proxy, Weed, place, proxy, weed
+from s3_fixtures import Proxy, Weed
 from typer.testing import CliRunner
 
 from flows import tasks
@@ -32,8 +32,6 @@ from steps.fork import ForkInputs, make_run, make_run_from_bucket
 from steps.initialize import INITIALIZE
 from steps.remote.settings import BucketSettings
 from steps.train import TRAIN
-
-__all__ = ["place", "proxy", "weed"]
 
 LORA = LoraSettings(rank=8, alpha=16, target_modules=("v_proj", "q_proj"))
 POLICY = ["adapter_config.json", "adapter_model.safetensors", "probe.json"]

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from prune_fixtures import History
-from s3_fixtures import place, weed
 
 from steps.backup import backup
 from steps.common.retention import Policy
@@ -11,8 +10,6 @@ from steps.remote.bucket import Bucket
 from steps.remote.inventory import RemoteRun
 from steps.remote.prune import prune_remote
 from steps.remote.settings import BucketSettings
-
-__all__ = ["place", "weed"]
 
 
 def test_the_bucket_has_a_policy_of_its_own(tmp_path: Path, place: BucketSettings) -> None:

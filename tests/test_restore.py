@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from s3_fixtures import BUCKET, Weed, make, make_run, place, tree, weed
+from s3_fixtures import BUCKET, Weed, make, make_run, tree
 
 from flows import restore as flow
 from steps.backup import backup
@@ -20,7 +20,6 @@ from steps.remote.receipts import covered
 from steps.remote.settings import BucketSettings
 from steps.restore import restore
 
-__all__ = ["place", "weed"]
 NIGHTSCHOOL = Path(sys.executable).parent / "nightschool"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from s3_fixtures import BUCKET, KEY, SECRET, Proxy, Weed, make, make_run, place, proxy, says, tree, weed
+from s3_fixtures import BUCKET, KEY, SECRET, Proxy, Weed, make, make_run, says, tree
 
 from steps.backup import backup
 from steps.common.artifacts import verify
@@ -29,7 +29,6 @@ from steps.remote.inventory import RemoteRun
 from steps.remote.settings import BucketSettings
 from steps.restore import restore
 
-__all__ = ["place", "proxy", "weed"]
 PART = 5 << 20
 
 
