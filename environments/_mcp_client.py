@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 import httpx2
-import mcp_types as types
-from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp import Client, MCPError, StdioServerParameters, stdio_client, types
 from pydantic import ValidationError
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
     python -m environments._mcp_scenarios --out tasks.jsonl --train 16 --test 8 --model gpt-… -- npx -y some-server
     python -m environments._mcp_scenarios --out tasks.jsonl --model … --base-url http://…/v1 --mcp-url http://…/mcp
 
-Any OpenAI-compatible server that takes a JSON schema will do; the key is OPENAI_API_KEY's. Answers are checked against
-the schema, what is malformed or said twice is left out, and the model is asked again for the rest, a bounded number of
-times. Either all tasks that were asked for are written, or none.
+Any OpenAI-compatible server that takes a JSON schema will do. Answers are checked against the schema, what is malformed
+or said twice is left out, and the model is asked again for the rest, a bounded number of times. Either all tasks that
+were asked for are written, or none.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def _key(scenario: Scenario) -> str:
 
 async def _main(arguments: argparse.Namespace) -> None:
     target = arguments.mcp_url or Command(arguments.command, arguments.forward)
-    key = os.environ.get("OPENAI_API_KEY", "none")
+    key = os.environ.get(arguments.key_variable, "none")
     async with (
         connected(target, startup_timeout=TIMEOUT, call_timeout=TIMEOUT) as session,
         AsyncOpenAI(base_url=arguments.base_url, api_key=key, timeout=TIMEOUT) as client,
@@ -160,6 +160,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the JSONL file to write")
     parser.add_argument("--model", required=True)
     parser.add_argument("--base-url", help="of the model's server; else OpenAI's")
+    parser.add_argument("--key-variable", default="OPENAI_API_KEY", help="the environment variable with its key")
     parser.add_argument("--train", type=int, default=16, help="tasks to train on")
     parser.add_argument("--test", type=int, default=8, help="tasks to hold out")
     parser.add_argument("--mcp-url", help="of the MCP server, where it speaks streamable HTTP")

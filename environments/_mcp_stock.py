@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from random import Random
 from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from environments.base import Message
 
@@ -18,6 +20,7 @@ SHELVES = ("A", "B", "C")
 KINDS_OF_ITEM = 5
 MOST = 9
 """Pieces in one place, and price."""
+TYPES = {"string": str, "integer": int}
 STATE = "stock://state"
 """The resource that tells all: the reward reads it, the agent is not told of it."""
 
@@ -48,6 +51,22 @@ TOOLS = (
 
 class StockError(Exception):
     """A tool can't do what it was asked. The message is for the agent."""
+
+
+def checked(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a tool, where they fit its schema. Raises `StockError`."""
+    try:
+        return _model(tool).model_validate(arguments).model_dump()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise StockError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+@cache
+def _model(tool: str) -> type[BaseModel]:
+    [schema] = [each["input_schema"] for each in TOOLS if each["name"] == tool]
+    fields: Any = {key: (TYPES[kind["type"]], ...) for key, kind in schema["properties"].items()}
+    return create_model(tool, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
 @dataclass
@@ -100,7 +119,6 @@ class Stock:
         there, to = self._shelf(source), self._shelf(target)
         if not 1 <= amount <= there.get(item, 0):
             raise StockError(f"there are {there.get(item, 0)} {item} on shelf {source}, not {amount} to move")
-        amount = int(amount)  # 2.0 is an integer to JSON Schema
         there[item] -= amount
         to[item] = to.get(item, 0) + amount
         if not there[item]:

@@ -10,16 +10,15 @@ import argparse
 import asyncio
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
-import mcp_types as types
+from mcp import types
 from mcp.server import Server
 from mcp.server.context import ServerRequestContext
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
-from environments._mcp_stock import STATE, TOOLS, Stock, StockError
+from environments._mcp_stock import STATE, TOOLS, Stock, StockError, checked
 
-SCHEMAS = {tool["name"]: tool["input_schema"] for tool in TOOLS}
+NAMES = [tool["name"] for tool in TOOLS]
 Context = ServerRequestContext[Any]
 
 
@@ -30,13 +29,12 @@ def stock_server(stock: Stock) -> Server[Any]:
         return types.ListToolsResult(tools=[types.Tool(**tool) for tool in TOOLS])
 
     async def call_tool(context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-        if params.name not in SCHEMAS:
-            raise MCPError(types.INVALID_PARAMS, f"no tool {params.name!r}; there are {', '.join(SCHEMAS)}")
+        if params.name not in NAMES:
+            raise MCPError(types.INVALID_PARAMS, f"no tool {params.name!r}; there are {', '.join(NAMES)}")
         try:
-            jsonschema.validate(params.arguments or {}, SCHEMAS[params.name])
-            text, wrong = stock.call(params.name, params.arguments or {}), False
-        except (jsonschema.ValidationError, StockError) as error:
-            text, wrong = error.message if isinstance(error, jsonschema.ValidationError) else str(error), True
+            text, wrong = stock.call(params.name, checked(params.name, params.arguments or {})), False
+        except StockError as error:
+            text, wrong = str(error), True
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=wrong)
 
     async def read(context: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
