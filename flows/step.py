@@ -1,30 +1,28 @@
 """One step, or the model server, as a flow of its own: what the `pool` runtime starts on a work pool.
 
-The worker's machine sees the runs folder too, at its own NIGHTSCHOOL_RUNS. What the step is asked for lies there:
-inputs can be larger than Prefect takes as parameters, and the policy's key is none of Prefect's business. How it ended
-is told by the state's name and message.
+The worker's machine sees the runs folder too, at its own NIGHTSCHOOL_RUNS. What the step is asked for lies there, or in
+a bucket where only that is shared: inputs can be larger than Prefect takes as parameters, and the policy's key is none
+of Prefect's business. How it ended is told by the state's name and message.
 """
 
 import json
-import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from prefect import flow, get_client, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.settings import get_current_settings
 from prefect.states import Completed, Failed
 
 from flows.runtimes.base import StepLog
-from flows.runtimes.deployment_runs import INVALID, is_final
+from flows.runtimes.deployment_runs import INVALID, is_final, own_address
+from flows.runtimes.handover import write_for_us_only
 from flows.runtimes.places import place_of, python_of
 from flows.runtimes.process import killed_by
 from flows.runtimes.service import FOLDER, LocalService
@@ -32,6 +30,8 @@ from flows.runtimes.warm import WarmParent, WarmParentDied
 from steps.common import layout
 from steps.common.errors import InvalidInputs, NightschoolError, StepFailed
 from steps.common.runs import RUNS, runs_folder
+from steps.common.storage import write_atomically
+from steps.remote.settings import BucketSettings
 from steps.serve import read_inputs
 
 LOOKS = 15.0
@@ -39,7 +39,7 @@ LOOKS = 15.0
 
 
 @flow(name="step", flow_run_name="{step} {path}", persist_result=False)
-def run_step(run: str, step: str, path: str, timeout: float) -> State[Any]:
+def run_step(run: str, step: str, path: str, timeout: float, place: str | None = None) -> State[Any]:
     """Makes one artifact of a run. Its inputs were written beside its log by whoever asks for it.
 
     Args:
@@ -47,10 +47,14 @@ def run_step(run: str, step: str, path: str, timeout: float) -> State[Any]:
         step: The step's, like train.
         path: The artifact's folder in the run's, like checkpoints/0001.
         timeout: Seconds until the step is killed.
+        place: Where the step finds what it needs and leaves what it makes, like s3://bucket/prefix, where this machine
+            has not got the run's folder.
     """
     try:
-        log = StepLog(folder_of(run), step, path, get_run_logger().info)
-        attempt(log, folder_of(run), step, path, timeout)
+        root = runs_folder() / run if place else folder_of(run)
+        log = StepLog(root, step, path, get_run_logger().info)
+        with by_bucket(place, log, root, step, path) if place else nullcontext():
+            attempt(log, root, step, path, timeout)
     except NightschoolError as error:
         return failed(error)
     return Completed(message=f"{path} is finished")
@@ -103,6 +107,32 @@ def attempt(log: StepLog, root: Path, step: str, path: str, timeout: float) -> N
         raise log.failure(path, status, killed_by(-status) if status < 0 else "")
 
 
+@contextmanager
+def by_bucket(place: str, log: StepLog, root: Path, step: str, path: str) -> Iterator[None]:
+    """Has here what the step needs; then, where that went well, has what it made in the bucket, and its log anyhow.
+
+    Raises `InvalidInputs`, `StepFailed`, `BucketFault` and what else `prepare` and `deliver` do.
+    """
+    from steps.remote.bucket import Bucket
+    from steps.remote.transfer import LOG, Request, deliver, letter, prepare
+    from steps.remote.upload import overwrite
+
+    bucket = Bucket(BucketSettings.at(place))
+    before = log.file.stat().st_size if log.file.exists() else 0
+    request = Request.read(bucket, root.name, step, path)
+    try:
+        prepare(bucket, root, request, log.write)
+        write_atomically(log.file.with_suffix(".json"), request.inputs.encode())
+        write_for_us_only(log.file.with_suffix(".env"), json.dumps(request.env))
+        yield
+        deliver(bucket, root, request)
+    finally:
+        log.file.with_suffix(".env").unlink(missing_ok=True)
+        if log.file.exists():
+            said = log.file.read_bytes()[before:]
+            overwrite(bucket, bucket.settings.key(root.name, letter(step, path, LOG)), said)
+
+
 def secrets_of(log: Path) -> Mapping[str, str]:
     """Environment variables that lie beside the log while the step is wanted."""
     try:
@@ -110,19 +140,6 @@ def secrets_of(log: Path) -> Mapping[str, str]:
     except FileNotFoundError:
         raise StepFailed(f"{log.with_suffix('.env')} is gone: whoever asked for this step has given it up") from None
     return env
-
-
-def own_address() -> str:
-    """Where others find this machine: NIGHTSCHOOL_SERVE_ADDRESS, else its address on the way to Prefect's API.
-
-    On a machine that has the API itself that is loopback, which nobody else reaches.
-    """
-    if given := os.environ.get("NIGHTSCHOOL_SERVE_ADDRESS"):
-        return given
-    api = urlsplit(get_current_settings().api.url or "")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
-        unsent.connect((api.hostname or "127.0.0.1", api.port or 443))
-        return str(unsent.getsockname()[0])
 
 
 def watch(service: LocalService) -> State[Any]:

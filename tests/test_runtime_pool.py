@@ -72,7 +72,7 @@ def deploy() -> None:
             )
 
 
-def worker(folder: Path) -> "subprocess.Popen[bytes]":
+def worker(folder: Path, pool: str = POOL) -> "subprocess.Popen[bytes]":
     environment = os.environ | {
         "PREFECT_API_URL": str(PREFECT_API_URL.value()),
         "PREFECT_HOME": str(folder / "prefect"),
@@ -90,7 +90,7 @@ def worker(folder: Path) -> "subprocess.Popen[bytes]":
         "worker",
         "start",
         "--pool",
-        POOL,
+        pool,
         "--type",
         "process",
     ]

@@ -1,16 +1,15 @@
 """Each step as a deployment run on Prefect's work pools: processes, containers, Kubernetes, ECS, wherever workers are.
 
-Every machine sees the runs folder; a run of a deployment (`flows.step`) is told the run's name and looks for the rest
-there. A run outlives a flow that is killed. The next flow cancels it, unless it trains: that is taken up again.
+Every machine sees the runs folder, or the same bucket; a run of a deployment (`flows.step`) is told the run's name and
+looks for the rest there. A run outlives a flow that is killed. The next flow cancels it, unless it trains: that is
+taken up again.
 """
 
-import json
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from prefect.client.schemas.objects import FlowRun, State
@@ -18,16 +17,19 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
 from flows.runtimes.base import Runtime, Say, Service
-from flows.runtimes.deployment_runs import INVALID, cancel, failure, look_at, unfinished
+from flows.runtimes.deployment_runs import INVALID, cancel, failure, look_at, own_address, unfinished
+from flows.runtimes.handover import DiskHandover, Handover
 from flows.runtimes.places import place_of
 from flows.runtimes.pool_settings import PoolSettings
-from flows.runtimes.service import FOLDER
-from steps.common import layout
+from flows.runtimes.service import FOLDER, LocalService
 from steps.common.errors import InvalidInputs, ServerFault, StepFailed
 from steps.common.step import ArtifactT, Inputs, InputsT, Step
 from steps.common.storage import write_atomically
 from steps.serving.endpoint import Endpoint
 from steps.serving.settings import ServeInputs
+
+if TYPE_CHECKING:
+    from flows.runtimes.by_bucket import Depot
 
 LATE = 60.0
 """Seconds beyond its time limit after which a step is cancelled from here: its own machine no longer does."""
@@ -47,6 +49,7 @@ class PoolRuntime(Runtime):
         self._left = {run.parameters["path"]: run for run in left if run.parameters.get("step") == "train"}
         self.at_work = frozenset(self._left)
         cancel(*(run.id for run in left if run not in self._left.values()))
+        self._depot = None if settings.shared_disk else depot_of(root, self.at_work)
 
     def run(
         self,
@@ -58,22 +61,51 @@ class PoolRuntime(Runtime):
         timeout: float,
         say: Say,
     ) -> ArtifactT:
-        file = self.root / layout.log(step.name, path)
-        lines = Lines(file, say)
-        id = self._adopted(inputs, path, say) or self._asked(step.name, inputs, path, env, timeout)
+        handover = self._handover(step.name, inputs, path, say)
+        handover.collect()
+        if artifact := step.finished(inputs, self.root, path):
+            return artifact
         try:
-            state = self._ended(id, path, timeout, lines)
+            state = self._attempt(step.name, inputs, path, env, timeout, say, handover)
+        finally:
+            handover.clear()
+        if not state.is_completed():
+            raise failure(state, path, handover.log)
+        handover.collect()
+        if artifact := step.finished(inputs, self.root, path):
+            return artifact
+        raise StepFailed(f"{path}: the step ended well and left no artifact {handover.missing}")
+
+    def _handover(self, step: str, inputs: Inputs, path: str, say: Say) -> Handover:
+        if self._depot is None:
+            return DiskHandover(self.root, step, inputs, path, say)
+        from flows.runtimes.by_bucket import BucketHandover
+
+        return BucketHandover(self._depot, step, inputs, path, say)
+
+    def _attempt(
+        self,
+        step: str,
+        inputs: Inputs,
+        path: str,
+        env: Mapping[str, str],
+        timeout: float,
+        say: Say,
+        handover: Handover,
+    ) -> State[Any]:
+        id = self._adopted(inputs, path, say)
+        if id is None:
+            handover.offer(env)
+            deployment = self._settings.train if place_of(step) == "train" else self._settings.flow
+            parameters = {"run": self.root.name, "step": step, "path": path, "timeout": timeout, **handover.parameters}
+            id = self._start(deployment, parameters, inputs.fingerprint())
+        try:
+            return self._ended(id, path, timeout, handover)
         except BaseException:
             cancel(id)
             raise
         finally:
             self._forget(id)
-            file.with_suffix(".env").unlink(missing_ok=True)
-        if not state.is_completed():
-            raise failure(state, path, file)
-        if artifact := step.finished(inputs, self.root, path):
-            return artifact
-        raise StepFailed(f"{path}: the step ended well and left no artifact here: is this the folder its machine has?")
 
     def _adopted(self, inputs: Inputs, path: str, say: Say) -> UUID | None:
         """The run of an earlier flow that makes this very artifact; one that makes another there is cancelled."""
@@ -87,14 +119,6 @@ class PoolRuntime(Runtime):
         self._active.add(left.id)
         return left.id
 
-    def _asked(self, step: str, inputs: Inputs, path: str, env: Mapping[str, str], timeout: float) -> UUID:
-        file = self.root / layout.log(step, path)
-        write_atomically(file.with_suffix(".json"), inputs.model_dump_json(indent=1).encode())
-        write_for_us_only(file.with_suffix(".env"), json.dumps(dict(env)))
-        deployment = self._settings.train if place_of(step) == "train" else self._settings.flow
-        parameters = {"run": self.root.name, "step": step, "path": path, "timeout": timeout}
-        return self._start(deployment, parameters, inputs.fingerprint())
-
     def _start(self, deployment: str, parameters: dict[str, Any], *tags: str) -> UUID:
         with self._lock:
             self._check_open()
@@ -106,21 +130,23 @@ class PoolRuntime(Runtime):
             self._active.add(run.id)
         return run.id
 
-    def _ended(self, id: UUID, path: str, timeout: float, lines: "Lines") -> State[Any]:
+    def _ended(self, id: UUID, path: str, timeout: float, handover: Handover) -> State[Any]:
         """Waits for the run's end. Raises `StepFailed` where that takes too long."""
         asked = time.monotonic()
         while True:
             run = look_at(id)
-            lines.relay()
+            handover.relay()
             if run.state and run.state.is_final():
                 return run.state
             if run.start_time is None and time.monotonic() - asked > self._settings.start_timeout:
                 raise StepFailed(f"{path}: no worker took it in {self._settings.start_timeout:.0f} s: does one run?")
             if run.estimated_run_time.total_seconds() > timeout + LATE:
-                raise StepFailed(f"{path}: was stopped after {timeout:.0f} s, its time limit (log {lines.file})")
+                raise StepFailed(f"{path}: was stopped after {timeout:.0f} s, its time limit (log {handover.log})")
             time.sleep(self._settings.poll)
 
     def serve(self, inputs: ServeInputs, say: Say) -> Service:
+        if self._depot:
+            return serve_here(self.root, inputs, say)
         folder = self.root / FOLDER
         (folder / "endpoint.json").unlink(missing_ok=True)
         write_atomically(folder / "inputs.json", inputs.model_dump_json(indent=1).encode())
@@ -182,30 +208,19 @@ class PoolService:
         self._forget(self.id)
 
 
-class Lines:
-    """What is new in a step's log, wherever it is written."""
+def depot_of(root: Path, at_work: Collection[str]) -> "Depot":
+    """The bucket that stands in for a shared disk. Raises `InvalidInputs` where there is none."""
+    from flows.runtimes.by_bucket import Depot
+    from steps.remote.settings import BucketSettings
 
-    def __init__(self, file: Path, say: Say) -> None:
-        self.file = file
-        self._say = say
-        self._read = file.stat().st_size if file.exists() else 0
-
-    def relay(self) -> None:
-        """Passes whole lines on; the rest waits for the next time."""
-        try:
-            with self.file.open("rb") as file:
-                file.seek(self._read)
-                new = file.read().rpartition(b"\n")[0]
-        except FileNotFoundError:
-            return
-        if new:
-            self._read += len(new) + 1
-            for line in new.decode(errors="replace").split("\n"):
-                self._say(line)
+    if settings := BucketSettings.from_environment():
+        return Depot(root, settings, at_work)
+    raise InvalidInputs("runtime.shared_disk = false needs a bucket: set BACKUP_BUCKET (.env.example tells the rest)")
 
 
-def write_for_us_only(file: Path, content: str) -> None:
-    """Replaces a file by one that only its user may read."""
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(content)
+def serve_here(root: Path, inputs: ServeInputs, say: Say) -> Service:
+    """The model server on the flow's own machine, which has the adapters; steps elsewhere reach it by the network."""
+    address = own_address()
+    if address.startswith("127."):
+        say(f"the model is served at {address}, which only this machine reaches: set NIGHTSCHOOL_SERVE_ADDRESS")
+    return LocalService.start(root, inputs, say, address)

@@ -17,6 +17,8 @@ class PoolSettings(Record):
     """The deployment that trains, and makes what training starts from."""
     serve: str = "serve/model"
     """The deployment that serves the model."""
+    shared_disk: bool = True
+    """Do all machines have the runs folder? Where not, they share the bucket of the backups, and nothing else."""
     poll: float = Field(2.0, gt=0)
     """Seconds between two looks at a run."""
     start_timeout: float = Field(3600.0, gt=0)

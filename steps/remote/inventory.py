@@ -58,13 +58,15 @@ class Upload(Record):
 
 
 class RemoteRun:
-    """A run's folder in a bucket, as one listing showed it."""
+    """A run's folder in a bucket, or some folders in that, as one listing showed them."""
 
-    def __init__(self, bucket: Bucket, run: str) -> None:
+    def __init__(self, bucket: Bucket, run: str, *folders: str) -> None:
         self.bucket, self.run = bucket, run
         self.url = bucket.settings.url(run)
-        prefix = self.key()
-        self.objects: dict[str, Object] = {found.key.removeprefix(prefix): found for found in bucket.list(prefix)}
+        prefixes, own = [self.key(f"{folder}/") for folder in folders] or [self.key()], self.key()
+        self.objects: dict[str, Object] = {
+            found.key.removeprefix(own): found for prefix in prefixes for found in bucket.list(prefix)
+        }
         """By path, relative to the run's folder."""
 
     def key(self, path: str = "") -> str:
@@ -127,7 +129,9 @@ class RemoteRun:
         loose = [
             found
             for path, found in sorted(self.objects.items())
-            if not path.startswith(finished) and not is_plain(path) and not path.endswith(f"/{PRUNED}")
+            if not path.startswith((*finished, f"{layout.LOGS}/"))
+            and not is_plain(path)
+            and not path.endswith(f"/{PRUNED}")
         ]
         for folder, group in groupby(loose, key=lambda found: found.key.rpartition("/")[0]):
             files = list(group)
@@ -204,9 +208,9 @@ class RemoteRun:
 
 
 def is_plain(path: str) -> bool:
-    """Is it one of the run's small files that are no artifacts: records, reports, nights?"""
+    """Is it one of the run's small files that are no artifacts: records, reports, nights, a judge's answers?"""
     folder, _, name = path.rpartition("/")
-    return folder in ("", "nights") and name.endswith((".json", ".html"))
+    return folder in ("", "nights", layout.JUDGE) and name.endswith((".json", ".html"))
 
 
 def runs_in(bucket: Bucket) -> list[str]:

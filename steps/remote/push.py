@@ -24,17 +24,20 @@ RACES = 3
 """Times to look again at an object that appeared or went at the same moment."""
 
 
-def push(remote: RemoteRun, root: Path, path: str, ours: Collection[tuple[str, str]] = ()) -> Manifest:
+def push(
+    remote: RemoteRun, root: Path, path: str, ours: Collection[tuple[str, str]] = (), owner: str | None = None
+) -> Manifest:
     """Has the artifact at `root/path` in the bucket, and returns its manifest.
 
-    Another one at that path is set aside where it is one of `ours`, by path and digest. Raises `BackupConflict` where
-    it is not, `CorruptArtifact` where a file is not what the manifest says, `BucketFault`.
+    Another one at that path is set aside where it is one of `ours`, by path and digest, or was put for the same
+    `owner`: this folder, or the one of the flow that this machine works for. Raises `BackupConflict` where it is
+    neither, `CorruptArtifact` where a file is not what the manifest says, `BucketFault`.
     """
     manifest = read_manifest(root / path)
     if manifest is None:
         raise CorruptArtifact(f"{root / path} has no {layout.MANIFEST}: it was never finished")
     check_files(root / path, manifest)
-    pusher = _Pusher(remote, root, path, manifest)
+    pusher = _Pusher(remote, root, path, manifest, owner or name_of(root))
     pusher.make_room(ours)
     for name, entry in sorted(manifest.files.items()):
         pusher.place(name, entry)
@@ -60,10 +63,28 @@ def name_of(root: Path) -> str:
     return f"{platform.node() or 'unknown'}/{place}".encode("ascii", "replace").decode()
 
 
+def owner_of(there: Head) -> str | None:
+    """For which folder an object was put, as `name_of` names it: the run's, wherever its steps run."""
+    return there.metadata.get("for") or there.metadata.get("by")
+
+
+def conflict(
+    remote: RemoteRun, root: Path, path: str, head: Head | None, there: RemoteArtifact | None = None
+) -> BackupConflict:
+    """The error where another's artifact, or part of one, is at a path."""
+    who = (head and head.metadata.get("by")) or "somebody"
+    when = f" on {head.modified:%Y-%m-%d at %H:%M:%S} UTC" if head else ""
+    did = f"put there by {who}{when}" if there else f"being sent there by {who}{when}, or was when that stopped"
+    return BackupConflict(
+        f"{remote.url}/{path} was {did}, and is not the one in {root}: two machines back up one "
+        f"run; give this one another name or BACKUP_PREFIX, or go on from theirs with `nightschool restore`"
+    )
+
+
 class _Pusher:
-    def __init__(self, remote: RemoteRun, root: Path, path: str, manifest: Manifest) -> None:
+    def __init__(self, remote: RemoteRun, root: Path, path: str, manifest: Manifest, owner: str) -> None:
         self.remote, self.root, self.path, self.manifest = remote, root, path, manifest
-        self.metadata = {"by": name_of(root)}
+        self.metadata = {"by": name_of(root), "for": owner}
 
     def make_room(self, ours: Collection[tuple[str, str]]) -> None:
         """Sets aside what an earlier artifact of this run has left at the path."""
@@ -73,7 +94,7 @@ class _Pusher:
         if Sent.of(there.manifest) == Sent.of(self.manifest):
             return
         head = self.remote.bucket.head(self._key(layout.MANIFEST))
-        if (self.path, there.manifest.digest) not in ours and not (head and self._is_mine(head)):
+        if (self.path, there.manifest.digest) not in ours and not (head and owner_of(head) == self.metadata["for"]):
             raise self._conflict(head, there)
         set_aside(self.remote, there)
 
@@ -124,13 +145,7 @@ class _Pusher:
         return self.remote.key(f"{self.path}/{name}")
 
     def _conflict(self, head: Head | None, there: RemoteArtifact | None = None) -> BackupConflict:
-        who = (head and head.metadata.get("by")) or "somebody"
-        when = f" on {head.modified:%Y-%m-%d at %H:%M:%S} UTC" if head else ""
-        did = f"put there by {who}{when}" if there else f"being sent there by {who}{when}, or was when that stopped"
-        return BackupConflict(
-            f"{self.remote.url}/{self.path} was {did}, and is not the one in {self.root}: two machines back up one "
-            f"run; give this one another name or BACKUP_PREFIX, or go on from theirs with `nightschool restore`"
-        )
+        return conflict(self.remote, self.root, self.path, head, there)
 
     def _restless(self) -> BucketFault:
         return BucketFault(f"{self.remote.url}/{self.path} is changed by another machine all the time: try again later")
