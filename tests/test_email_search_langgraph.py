@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from environment_fixtures import in_turn, play
@@ -16,9 +17,14 @@ from stub_server import END, Request, StubServer, render
 from environments import Environment, Message, TokenSequence, UnknownEnvironment, load
 from environments._mail_attempt import Question
 from environments._tool_calls import as_text, tool_calls
+from steps.agent import upstream
+from steps.agent.limits import RolloutLimits
 from steps.agent.play import Venue
 from steps.agent.play import play as play_at
 from steps.agent.recorder import Recorder
+
+if TYPE_CHECKING:
+    from steps.serving.endpoint import Endpoint
 
 __all__ = ["stub"]
 LIMITS = QUICK.model_copy(update={"rollout_timeout": 60})
@@ -132,6 +138,20 @@ async def test_many_at_once_keep_apart(stub: StubServer) -> None:
     async with at(stub) as venue:
         trajectories = await asyncio.gather(*(play_at(venue, task, attempt=0) for task in tasks))
     assert [trajectory.reward for trajectory in trajectories] == [pytest.approx(1.47)] * len(tasks)
+
+
+@pytest.mark.serve
+@pytest.mark.slow
+async def test_vllms_tokens_are_recorded_as_those_of_our_own_agent(vllm_server: "Endpoint") -> None:
+    where = upstream.Endpoint(vllm_server.base_url, vllm_server.api_key, vllm_server.model)
+    task, _ = task_of(ours(), "plain")
+    recorded: list[list[list[int]]] = []
+    for name in ("email_search", "email_search_langgraph"):
+        async with recording(where, "seed", RolloutLimits(request_timeout=60)) as (recorder, policy, _):
+            await load(name).rollout(task, policy)
+            assert recorder.fault is None
+            recorded.append(sampled_by(recorder))
+    assert recorded[0] == recorded[1] != []
 
 
 def sampled_by(recorder: Recorder) -> list[list[int]]:
