@@ -41,6 +41,9 @@ class Desk:
             self.root, inputs, say, self._host, port=self._port, key=self._key, folder=self.folder
         )
 
+    def lend(self, checkpoint: Checkpoint) -> None:
+        """The server is on this machine."""
+
 
 def serve_by_day(root: Path, checkpoint: Checkpoint, host: str, port: int, say: Say) -> None:
     """Serves until SIGINT or SIGTERM comes.

@@ -26,6 +26,9 @@ class Host(Protocol):
     def serve(self, inputs: ServeInputs, say: Say) -> Service:
         """Starts a model server and returns it when it is ready. Raises `InvalidInputs` and `ServerFault`."""
 
+    def lend(self, checkpoint: Checkpoint) -> None:
+        """Has the checkpoint's files where the server finds them. Raises `ServerFault`."""
+
 
 class ModelServer:
     """Serves one checkpoint at a time. Thread-safe: shards that play side by side ask for the same one."""
@@ -114,6 +117,7 @@ class ModelServer:
         raise ServerFault("the model server ended as soon as it was ready")
 
     def _load(self, endpoint: Endpoint, checkpoint: Checkpoint, say: Say) -> PolicyEndpoint:
+        self._host.lend(checkpoint)
         policy = load_adapter(endpoint, self._host.root, checkpoint)
         say(f"the model server answers for {checkpoint.path} as {policy.model} ({policy.verdict.rms:.1e} nats off)")
         if self._served and self._served[1].model != policy.model:  # what the one before had to play is played

@@ -6,22 +6,25 @@ of Prefect's business. How it ended is told by the state's name and message.
 """
 
 import json
+import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from prefect import flow, get_client, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
+from prefect.settings import get_current_settings
 from prefect.states import Completed, Failed
 
 from flows.runtimes.base import StepLog
-from flows.runtimes.deployment_runs import INVALID, is_final, own_address
+from flows.runtimes.deployment_runs import INVALID, is_final
 from flows.runtimes.handover import write_for_us_only
 from flows.runtimes.places import place_of, python_of
 from flows.runtimes.process import killed_by
@@ -33,6 +36,7 @@ from steps.common.runs import RUNS, runs_folder
 from steps.common.storage import write_atomically
 from steps.remote.settings import BucketSettings
 from steps.serve import read_inputs
+from steps.serving.settings import ServeInputs
 
 LOOKS = 15.0
 """Seconds between two looks at the flow that a model is served for."""
@@ -61,22 +65,42 @@ def run_step(run: str, step: str, path: str, timeout: float, place: str | None =
 
 
 @flow(name="serve", flow_run_name="serve {run}", persist_result=False)
-def serve_model(run: str) -> State[Any]:
+def serve_model(run: str, place: str | None = None) -> State[Any]:
     """Serves the model of a run, for as long as the flow that asked for it goes on. Cancel it to stop the server.
 
     Args:
         run: The run's name.
+        place: Where the server finds what it needs, like s3://bucket/prefix, where this machine has not got the run's
+            folder.
     """
     try:
+        if place:
+            return serve_apart(place, runs_folder() / run)
         root = folder_of(run)
-        inputs = read_inputs(root / FOLDER / "inputs.json")
-        service = LocalService.start(root, inputs, get_run_logger().info, own_address())
-        try:
+        with serving(root, read_inputs(root / FOLDER / "inputs.json")) as service:
             return watch(service)
-        finally:
-            service.stop()
     except NightschoolError as error:
         return failed(error)
+
+
+def serve_apart(place: str, root: Path) -> State[Any]:
+    """Serves with what is in a bucket, and goes on fetching what is to be loaded."""
+    from flows.runtimes.lending import Borrower
+
+    borrower = Borrower(place, root, get_run_logger().info)
+    with serving(root, borrower.asked()) as service:
+        borrower.announce()
+        return watch(service, borrower.look)
+
+
+@contextmanager
+def serving(root: Path, inputs: ServeInputs) -> Iterator[LocalService]:
+    """The server, up; stopped in the end."""
+    service = LocalService.start(root, inputs, get_run_logger().info, own_address())
+    try:
+        yield service
+    finally:
+        service.stop()
 
 
 def folder_of(run: str) -> Path:
@@ -142,11 +166,25 @@ def secrets_of(log: Path) -> Mapping[str, str]:
     return env
 
 
-def watch(service: LocalService) -> State[Any]:
-    """Returns when the server is of no more use."""
+def own_address() -> str:
+    """Where others find this machine: NIGHTSCHOOL_SERVE_ADDRESS, else its address on the way to Prefect's API.
+
+    On a machine that has the API itself that is loopback, which nobody else reaches.
+    """
+    if given := os.environ.get("NIGHTSCHOOL_SERVE_ADDRESS"):
+        return given
+    api = urlsplit(get_current_settings().api.url or "")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
+        unsent.connect((api.hostname or "127.0.0.1", api.port or 443))
+        return str(unsent.getsockname()[0])
+
+
+def watch(service: LocalService, chore: Callable[[], None] = lambda: None) -> State[Any]:
+    """Returns when the server is of no more use; does the chore now and then."""
     asked_by, look = flow_run.get_parent_flow_run_id(), time.monotonic() + LOOKS
     while service.alive():
         time.sleep(1.0)
+        chore()
         if asked_by and time.monotonic() > look:
             look = time.monotonic() + LOOKS
             if has_ended(asked_by):

@@ -22,6 +22,7 @@ from prefect.client.schemas.filters import FlowRunFilter
 from run_fixtures import group_of, store_rollouts
 from s3_fixtures import BUCKET, Proxy, Weed, make, place, proxy, tree, weed
 from test_runtime_pool import EXTENDED, worker
+from vllm_fixtures import tiny_inputs
 
 from flows.runtimes.by_bucket import Depot
 from flows.runtimes.places import PLACES
@@ -44,12 +45,16 @@ from steps.remote.inventory import RemoteRun
 from steps.remote.settings import BucketSettings
 from steps.remote.transfer import Request, Wanted, deliver, link_own_base
 from steps.restore import restore
+from steps.serving.adapters import load_adapter
+from steps.serving.endpoint import Endpoint
 
 __all__ = ["place", "proxy", "weed"]
 # Prefect's own clients are collected rather than closed.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
-SETTINGS = PoolSettings(type="pool", shared_disk=False, flow="step/apart", train="step/apart", poll=0.3)
+SETTINGS = PoolSettings(
+    type="pool", shared_disk=False, flow="step/apart", train="step/apart", serve="serve/apart", poll=0.3
+)
 KEY = "key-of-the-policy-that-prefect-must-not-see"
 TRAINS = "from flows.runtimes.places import PLACES\nPLACES['learn'] = 'train'\n"
 
@@ -86,6 +91,12 @@ def deployed(prefect_server: None) -> None:
             flow_id=client.create_flow_from_name("step"),
             name="apart",
             entrypoint="flows.step.run_step",
+            work_pool_name="apart",
+        )
+        client.create_deployment(
+            flow_id=client.create_flow_from_name("serve"),
+            name="apart",
+            entrypoint="flows.step.serve_model",
             work_pool_name="apart",
         )
 
@@ -285,3 +296,33 @@ def test_a_machine_needs_the_bucket_and_the_base_model(tmp_path: Path, monkeypat
         link_own_base(root, "other")
     link_own_base(root, digest)
     assert (root / layout.BASE).resolve() == model
+
+
+@pytest.mark.slow
+@pytest.mark.serve
+def test_a_model_is_served_from_a_machine_that_fetches_what_it_loads(
+    machines: Machines, place: BucketSettings, tiny_run: Path
+) -> None:
+    copied(tiny_run, machines.root, layout.MODEL)
+    checkpoints = [copied(tiny_run, machines.root, layout.checkpoint(iteration)) for iteration in (1, 2)]
+    with machines.runtime() as runtime:
+        service = runtime.serve(tiny_inputs(), machines.said.append)
+        endpoint = Endpoint.read(service.endpoint)
+        assert endpoint and endpoint.root == machines.other.resolve()
+        for wanted in checkpoints:
+            runtime.lend(wanted)
+            assert load_adapter(endpoint, machines.root, wanted).verdict.answers_as == "checkpoint"
+        assert not list(Bucket(place).list(place.key("night", "logs/")))
+        service.stop()
+        assert not service.alive()
+
+
+def copied(run: Path, root: Path, path: str) -> Checkpoint:
+    """An artifact with the files of a folder of another run."""
+
+    def work(inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
+        shutil.copytree(run / path, workspace.out, dirs_exist_ok=True)
+        number = int(path[-1]) if path[-1].isdigit() else 0
+        return {"iteration": number, "base_model": "model", "step": number, "updated": True, "metrics": {}}
+
+    return Step("train", Inputs, Checkpoint, work).run(Inputs(), root, path)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from steps.common import layout
+from steps.common.artifacts import Checkpoint
 from steps.common.errors import DO_NOT_RETRY, InvalidInputs, NightschoolError, StepFailed
 from steps.common.step import ArtifactT, Inputs, InputsT, Step
 from steps.common.storage import write_atomically
@@ -65,6 +66,9 @@ class Runtime(ABC):
     @abstractmethod
     def serve(self, inputs: ServeInputs, say: Say) -> Service:
         """Starts a model server and returns it when it is ready. Raises `InvalidInputs` and `ServerFault`."""
+
+    def lend(self, checkpoint: Checkpoint) -> None:  # noqa: B027 (most runtimes have nothing to do)
+        """Has the checkpoint's files where the server that was started last finds them. Raises `ServerFault`."""
 
     @abstractmethod
     def close(self) -> None:

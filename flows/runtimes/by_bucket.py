@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from flows.runtimes.base import Say
+from flows.runtimes.lending import Lender
 from flows.runtimes.places import place_of
 from steps.common import layout
 from steps.common.artifacts import Checkpoint, Manifest, read_manifest
@@ -30,9 +31,14 @@ class Depot:
         """`at_work`: what steps that an earlier flow has asked for are still making. Raises `InvalidInputs`."""
         self.root, self.bucket, self.place = root, Bucket(settings), settings.url()
         self.owner = name_of(root)
+        self.lender = Lender(self)
         self._lock = Lock()
         self._asked = set(at_work)
         self._sweep({letter("train", path, "") for path in at_work})
+
+    def handover(self, step: str, inputs: Inputs, path: str, say: Say) -> "BucketHandover":
+        """For one attempt at a step."""
+        return BucketHandover(self, step, inputs, path, say)
 
     def run(self, *folders: str) -> RemoteRun:
         """What the bucket holds of the run, or of some folders, now."""

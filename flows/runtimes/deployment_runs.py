@@ -1,11 +1,8 @@
 """Runs of deployments, seen from outside: how they are, why they ended, how to end them."""
 
-import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
@@ -14,7 +11,6 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Cancelling
 
 from steps.common.errors import InvalidInputs, StepFailed
@@ -78,16 +74,3 @@ def unfinished(tag: str) -> list[FlowRun]:
     wanted = FlowRunFilter.model_validate({"tags": {"all_": [tag]}, "state": states})
     with get_client(sync_client=True) as client:
         return client.read_flow_runs(flow_run_filter=wanted)
-
-
-def own_address() -> str:
-    """Where others find this machine: NIGHTSCHOOL_SERVE_ADDRESS, else its address on the way to Prefect's API.
-
-    On a machine that has the API itself that is loopback, which nobody else reaches.
-    """
-    if given := os.environ.get("NIGHTSCHOOL_SERVE_ADDRESS"):
-        return given
-    api = urlsplit(get_current_settings().api.url or "")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
-        unsent.connect((api.hostname or "127.0.0.1", api.port or 443))
-        return str(unsent.getsockname()[0])

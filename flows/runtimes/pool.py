@@ -17,11 +17,12 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
 from flows.runtimes.base import Runtime, Say, Service
-from flows.runtimes.deployment_runs import INVALID, cancel, failure, look_at, own_address, unfinished
+from flows.runtimes.deployment_runs import INVALID, cancel, failure, look_at, unfinished
 from flows.runtimes.handover import DiskHandover, Handover
 from flows.runtimes.places import place_of
 from flows.runtimes.pool_settings import PoolSettings
-from flows.runtimes.service import FOLDER, LocalService
+from flows.runtimes.service import FOLDER
+from steps.common.artifacts import Checkpoint
 from steps.common.errors import InvalidInputs, ServerFault, StepFailed
 from steps.common.step import ArtifactT, Inputs, InputsT, Step
 from steps.common.storage import write_atomically
@@ -50,6 +51,7 @@ class PoolRuntime(Runtime):
         self.at_work = frozenset(self._left)
         cancel(*(run.id for run in left if run not in self._left.values()))
         self._depot = None if settings.shared_disk else depot_of(root, self.at_work)
+        self._service: PoolService | None = None
 
     def run(
         self,
@@ -77,11 +79,9 @@ class PoolRuntime(Runtime):
         raise StepFailed(f"{path}: the step ended well and left no artifact {handover.missing}")
 
     def _handover(self, step: str, inputs: Inputs, path: str, say: Say) -> Handover:
-        if self._depot is None:
-            return DiskHandover(self.root, step, inputs, path, say)
-        from flows.runtimes.by_bucket import BucketHandover
-
-        return BucketHandover(self._depot, step, inputs, path, say)
+        if self._depot:
+            return self._depot.handover(step, inputs, path, say)
+        return DiskHandover(self.root, step, inputs, path, say)
 
     def _attempt(
         self,
@@ -145,19 +145,26 @@ class PoolRuntime(Runtime):
             time.sleep(self._settings.poll)
 
     def serve(self, inputs: ServeInputs, say: Say) -> Service:
-        if self._depot:
-            return serve_here(self.root, inputs, say)
-        folder = self.root / FOLDER
+        folder, parameters = self.root / FOLDER, {"run": self.root.name}
         (folder / "endpoint.json").unlink(missing_ok=True)
-        write_atomically(folder / "inputs.json", inputs.model_dump_json(indent=1).encode())
-        service = PoolService(self._start(self._settings.serve, {"run": self.root.name}), folder, self._forget)
+        if self._depot:
+            self._depot.lender.ask(inputs)
+            parameters["place"] = self._depot.place
+        else:
+            write_atomically(folder / "inputs.json", inputs.model_dump_json(indent=1).encode())
+        service = PoolService(self._start(self._settings.serve, parameters), folder, self._forget)
         say("the model server is asked for")
         try:
             self._wait_until_ready(service, inputs.settings.startup_timeout)
         except BaseException:
             service.stop()
             raise
+        self._service = service
         return service
+
+    def lend(self, checkpoint: Checkpoint) -> None:
+        if self._depot and self._service:
+            self._depot.lender.lend(checkpoint, self._service.alive)
 
     def _wait_until_ready(self, service: "PoolService", patience: float) -> None:
         asked = time.monotonic()
@@ -174,6 +181,8 @@ class PoolRuntime(Runtime):
                     f"the model server was not ready after {patience:.0f} s (log {service.endpoint.parent})"
                 )
             time.sleep(self._settings.poll)
+            if self._depot:
+                self._depot.lender.take_endpoint()
 
     def close(self) -> None:
         with self._lock:
@@ -216,11 +225,3 @@ def depot_of(root: Path, at_work: Collection[str]) -> "Depot":
     if settings := BucketSettings.from_environment():
         return Depot(root, settings, at_work)
     raise InvalidInputs("runtime.shared_disk = false needs a bucket: set BACKUP_BUCKET (.env.example tells the rest)")
-
-
-def serve_here(root: Path, inputs: ServeInputs, say: Say) -> Service:
-    """The model server on the flow's own machine, which has the adapters; steps elsewhere reach it by the network."""
-    address = own_address()
-    if address.startswith("127."):
-        say(f"the model is served at {address}, which only this machine reaches: set NIGHTSCHOOL_SERVE_ADDRESS")
-    return LocalService.start(root, inputs, say, address)

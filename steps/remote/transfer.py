@@ -6,7 +6,7 @@ at its path is set aside. The folder may be deleted whenever no step runs.
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -91,17 +91,22 @@ def prepare(bucket: Bucket, root: Path, request: Request, say: Say) -> None:
     Raises `InvalidInputs` where this machine lacks the base model, `StepFailed` where the bucket has not what it
     should, `CorruptArtifact`, `RunInUse`, `BucketFault`.
     """
-    missing = {path: digest for path, digest in request.needs.items() if not is_cached(root / path, digest)}
-    if missing:
-        with locked(root):
-            for path, digest in missing.items():
-                _get(RemoteRun(bucket, root.name, path), root, path, digest, say)
+    have(bucket, root, request.needs, say)
     if request.base_digest:
         link_own_base(root, request.base_digest)
     target = root / request.wanted.path
     clear(target)
     if not request.wanted.is_made(read_manifest(target)):
         put_aside(root, request.wanted.path)
+
+
+def have(bucket: Bucket, root: Path, needs: Mapping[str, str], say: Say) -> None:
+    """Has artifacts at `root`, by path and digest. Raises as `prepare` does."""
+    missing = {path: digest for path, digest in needs.items() if not is_cached(root / path, digest)}
+    if missing:
+        with locked(root):
+            for path, digest in missing.items():
+                _get(RemoteRun(bucket, root.name, path), root, path, digest, say)
 
 
 def deliver(bucket: Bucket, root: Path, request: Request) -> None:
