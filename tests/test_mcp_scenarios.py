@@ -137,6 +137,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_the_command_writes_tasks_for_a_server_that_it_starts(writer: tuple[Writer, str], tmp_path: Path) -> None:
     scripted, url = writer
     file = tmp_path / "tasks.jsonl"
