@@ -75,13 +75,10 @@ class EmailSearchLangGraph(MailEnvironment):
 
     async def rollout(self, task: Task, policy: Policy) -> Result:
         _check_packages()
-        from langchain_openai import ChatOpenAI
         from langgraph.errors import GraphRecursionError
 
         attempt, messages = self.attempt(task), list["AnyMessage"]()
-        async with _clients() as clients:
-            key = SecretStr(policy.api_key)
-            model = ChatOpenAI(model=policy.model, base_url=policy.base_url, api_key=key, **clients)  # type: ignore[call-arg]
+        async with langchains(policy) as model:
             agent = react_agent(model, mail_tools(attempt), last_tool="return_final_answer")
             # A turn is two steps of the graph: the model and its tools.
             limit: RunnableConfig = {"recursion_limit": 2 * self.max_turns}
@@ -127,14 +124,21 @@ def ending_of(messages: "Sequence[AnyMessage]") -> Ending:
 
 
 @asynccontextmanager
-async def _clients() -> AsyncIterator[dict[str, Any]]:
-    """Connections of one rollout. LangChain would make its own, and keep them, and read all certificates for each."""
+async def langchains(policy: Policy) -> "AsyncIterator[ChatOpenAI]":
+    """The policy as LangChain has it. Left alone it makes connections, keeps them, and reads certificates for each."""
+    from langchain_openai import ChatOpenAI
     from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 
     options: dict[str, Any] = {"verify": _certificates(), "trust_env": False}
     async with DefaultAsyncHttpxClient(**options) as client:
         with DefaultHttpxClient(**options) as never_used:
-            yield {"http_async_client": client, "http_client": never_used}
+            yield ChatOpenAI(
+                model=policy.model,  # type: ignore[call-arg]
+                base_url=policy.base_url,
+                api_key=SecretStr(policy.api_key),
+                http_async_client=client,
+                http_client=never_used,
+            )
 
 
 @cache

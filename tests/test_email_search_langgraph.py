@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from environment_fixtures import in_turn, play
+from langchain_core.tools import StructuredTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from mail_fixtures import REWARDS, SEARCHED, said, task_of
 from rollout_fixtures import QUICK, SAMPLING, recording, stub, venue_at
 from stub_server import END, Request, StubServer, render
@@ -17,6 +19,7 @@ from stub_server import END, Request, StubServer, render
 from environments import Environment, Message, TokenSequence, UnknownEnvironment, load
 from environments._mail_attempt import Question
 from environments._tool_calls import as_text, tool_calls
+from environments.email_search_langgraph import langchains, react_agent
 from steps.agent import upstream
 from steps.agent.limits import RolloutLimits
 from steps.agent.play import Venue
@@ -142,16 +145,20 @@ async def test_many_at_once_keep_apart(stub: StubServer) -> None:
 
 @pytest.mark.serve
 @pytest.mark.slow
-async def test_vllms_tokens_are_recorded_as_those_of_our_own_agent(vllm_server: "Endpoint") -> None:
+async def test_vllms_tokens_are_recorded_as_through_the_policy(vllm_server: "Endpoint") -> None:
     where = upstream.Endpoint(vllm_server.base_url, vllm_server.api_key, vllm_server.model)
-    task, _ = task_of(ours(), "plain")
-    recorded: list[list[list[int]]] = []
-    for name in ("email_search", "email_search_langgraph"):
-        async with recording(where, "seed", RolloutLimits(request_timeout=60)) as (recorder, policy, _):
-            await load(name).rollout(task, policy)
-            assert recorder.fault is None
-            recorded.append(sampled_by(recorder))
-    assert recorded[0] == recorded[1] != []
+    limits, hello = RolloutLimits(request_timeout=60), [{"role": "user", "content": "What is a?"}]
+    tool = StructuredTool.from_function(coroutine=look_up)
+    async with recording(where, "seed", limits) as (by_chat, policy, _):
+        await policy.chat(hello, tools=[convert_to_openai_tool(tool)])
+    async with recording(where, "seed", limits) as (by_graph, policy, _), langchains(policy) as model:
+        await react_agent(model, [tool], last_tool="look_up").ainvoke({"messages": hello})
+    assert sampled_by(by_graph)[0] == sampled_by(by_chat)[0]
+
+
+async def look_up(key: str) -> str:
+    """Looks up."""
+    return f"{key} is 1"
 
 
 def sampled_by(recorder: Recorder) -> list[list[int]]:
