@@ -5,7 +5,7 @@ the task, such as "Move 2 nails from shelf A to shelf C". Each reply calls tools
 back. A reply that calls none ends the attempt. Turns: at most `max_turns`.
 
 In the stockroom four kinds of task are rewarded by a program, with a formula of our own. With s = 1 where the answer is
-right and the stock is as it should be, else 0; e tool calls that failed; t turns used of T:
+right and the stock is as it should be, else 0; e tool calls that failed, at most T; t turns used of T:
 
     s (1 + 0.1 (1 - t / T)) - 0.05 e        where complete_task was called
     -1 - 0.05 e                             where it was not
@@ -24,6 +24,7 @@ import importlib.util
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -131,8 +132,8 @@ class McpServer(Environment):
     def tasks(self, split: Split) -> Sequence[Task]:
         if self.scenarios:
             return [_with_text(task, self.scenarios) for task in read_tasks(self.scenarios, split)]
-        first, count = (0, self.train_tasks) if split == "train" else (TEST_SEEDS, self.test_tasks)
-        return [self._task(f"{split}-{i}", first + i) for i in range(count)]
+        first, number = (0, self.train_tasks) if split == "train" else (TEST_SEEDS, self.test_tasks)
+        return [self._task(f"{split}-{i}", first + i) for i in range(number)]
 
     async def rollout(self, task: Task, policy: Policy) -> Result:
         client = _client_module()
@@ -147,7 +148,7 @@ class McpServer(Environment):
         while True:
             task = self._task("", random.randrange(TEST_SEEDS))
             messages, stock = self._opening(task.data["task"], tools), Stock.of_seed(task.seed)
-            for number in range(self.max_turns):
+            for number in count():
                 name, arguments = next_call(messages)
                 messages.append(self._calling(number, name, arguments))
                 if name == "complete_task":
@@ -203,7 +204,8 @@ class McpServer(Environment):
         problem = Problem(task.seed, self.kinds)
         right = _same(attempt.answer, problem.answer) and await attempt.session.read(STATE) == problem.state
         completed = attempt.answer is not None
-        reward = worth(right, completed, attempt.errors, attempt.turns / self.max_turns)
+        errors = min(attempt.errors, self.max_turns)  # a reply may hold many calls
+        reward = worth(right, completed, errors, attempt.turns / self.max_turns)
         return Result(reward=reward, metrics={"solved": float(right)}, metadata={"kind": problem.kind})
 
     def _with_metrics(self, result: Result, attempt: Attempt) -> Result:

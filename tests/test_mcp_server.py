@@ -62,6 +62,7 @@ ATTEMPTS: dict[str, tuple[str, list[str], float]] = {
     "silent": ("count", [""], -1.0),
     "never done": ("count", [FIND] * 10, -1.0),
     "never right": ("count", [as_text("look", {})] * 10, -1.5),
+    "many wrong calls in a reply": ("count", [as_text("look", {}) * 500, "no"], -1.5),
     "no JSON, then right": ("count", ["<tool_call>8</tool_call>", done("8")], 1.03),
     "a number for an answer": ("count", [done(8), done("8")], 1.03),
     "two calls in a reply": ("count", [FIND + done("8")], 1.09),
