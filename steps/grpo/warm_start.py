@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from environments import Message
+from environments import Message, UnknownEnvironment
 from steps.common.errors import InvalidInputs
 from steps.common.progress import Progress
 from steps.common.step import Workspace
@@ -31,7 +31,10 @@ def warm_start(inputs: "PretrainInputs", workspace: Workspace) -> dict[str, Any]
     prepare_torch()
     environment, settings = inputs.environment.load(), inputs.settings
     conversations = iter(environment.demonstrations(Random(inputs.seed)))
-    first = list(islice(environment.demonstrations(Random(inputs.seed)), TOKENIZER_CONVERSATIONS))
+    try:
+        first = list(islice(environment.demonstrations(Random(inputs.seed)), TOKENIZER_CONVERSATIONS))
+    except UnknownEnvironment as error:  # it is here that a package turns out to be missing
+        raise InvalidInputs(str(error)) from None
     tokenizer = train_tokenizer(first, settings.max_vocabulary, settings.context)
     torch.manual_seed(inputs.seed)
     model = Qwen3ForCausalLM(_config(settings, tokenizer))
