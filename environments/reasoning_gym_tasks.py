@@ -124,7 +124,7 @@ def _make(name: str, parameters: str, seed: int) -> tuple[Dataset, Entry]:
         from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise UnknownEnvironment(
-            f"reasoning_gym_tasks needs the package reasoning-gym ({error}): install nightschool[agents]"
+            f"reasoning_gym_tasks needs the package reasoning-gym ({error}): install nightschool[reasoning]"
         ) from None
     if name not in DATASETS:
         near = get_close_matches(name, DATASETS, n=5, cutoff=0.5) or sorted(DATASETS)

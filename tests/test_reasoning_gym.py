@@ -10,6 +10,8 @@ from environment_fixtures import in_turn, mean_reward, play
 from environments import Environment, Task, UnknownEnvironment, load
 from environments.reasoning_gym_tasks import ReasoningGymTasks, given, scored, total
 
+pytest.importorskip("reasoning_gym", reason="install nightschool[reasoning], which needs a C compiler")
+
 SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 """Less than 200 questions: 1 + 1 to 9 - 9."""
 
