@@ -120,8 +120,8 @@ def _is_held_out(question: str) -> bool:
 @lru_cache(maxsize=256)  # All attempts of a group get the same question.
 def _make(name: str, parameters: str, seed: int) -> tuple[Dataset, Entry]:
     try:
-        import reasoning_gym  # type: ignore[import-untyped]
-        from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
         raise UnknownEnvironment(
             f"reasoning_gym_tasks needs the package reasoning-gym ({error}): install nightschool[reasoning]"
