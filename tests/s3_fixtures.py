@@ -1,4 +1,7 @@
-"""A real S3 server for tests (SeaweedFS), a proxy in front of it that makes trouble, and small runs to back up."""
+"""A real S3 server for tests (SeaweedFS), a proxy in front of it that makes trouble, and small runs to back up.
+
+The server is the program from PyPI, or a container of the image that SEAWEEDFS_IMAGE names.
+"""
 
 import asyncio
 import io
@@ -31,6 +34,7 @@ KEY, SECRET = "key-of-tests", "secret-that-must-not-be-seen-anywhere"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
 BUCKET = "backup"
 WEED = Path(sys.executable).parent / "weed"
+IMAGE = os.environ.get("SEAWEEDFS_IMAGE")
 PORTS = ("s3", "master", "volume", "filer", "admin")
 FLAGS = ("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false", "-master.telemetry=false")
 
@@ -51,7 +55,7 @@ class Weed:
         (self.folder / "data").mkdir(parents=True, exist_ok=True)
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [WEED, "mini", "-dir", self.folder / "data", *FLAGS, *ports, *others],
+                [*self._program(), "mini", "-dir", self.folder / "data", *FLAGS, *ports, *others],
                 env=os.environ | CREDENTIALS,
                 stdout=log,
                 stderr=log,
@@ -66,9 +70,22 @@ class Weed:
     def kill(self) -> None:
         """At once, as if the power failed."""
         if self._process:
+            if IMAGE:
+                subprocess.run(["docker", "kill", self._name], check=True, capture_output=True, timeout=60)
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+    @property
+    def _name(self) -> str:
+        """Of the container."""
+        return f"nightschool-test-weed-{self.ports['s3']}"
+
+    def _program(self) -> list[str | Path]:
+        if IMAGE is None:
+            return [WEED]
+        options = ["--rm", "--name", self._name, "--network=host", "--user=0", f"--volume={self.folder}:{self.folder}"]
+        return ["docker", "run", *options, *(f"--env={name}" for name in CREDENTIALS), IMAGE]
 
     def client(self) -> Any:
         """A plain client, to look at what is there."""
