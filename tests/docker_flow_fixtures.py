@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 import urllib.request
@@ -101,10 +102,11 @@ class Docked:
         return self.wait_for(lambda: self.machine.state(self.flow_run) == state, f"state {state}", timeout)
 
     def crashes(self) -> float:
-        """Seconds until the flow run is Crashed. Its worker says so a second time; what is retried before, it ends."""
-        said = f"Reported flow run '{self.flow_run}' as crashed: Flow run infrastructure"
+        """Seconds until the flow run is Crashed. Its worker may say so a second time, and ends what was retried before;
+        after that it gives advice."""
+        advice = re.compile(r"prefect\.flow_runs\.worker - (Check whether|Increase the memory)")
         seconds = self.wait_for_state("CRASHED")
-        self.wait_for(lambda: said in self.machine.logs(), "word of the worker")
+        self.wait_for(lambda: advice.search(self.machine.logs()), "word of the worker")
         return seconds
 
     def taken_up(self) -> int:
