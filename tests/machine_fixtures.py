@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from steps.common.runs import RUNS
 
 COMMANDS = Path(sys.executable).parent
 DEPLOYMENTS = Path(__file__).parent.parent / "prefect.yaml"
+ADVICE = re.compile(r"prefect\.flow_runs\.worker - (Check whether|Increase the memory)")
 FAR_EAST = "Pacific/Kiritimati"  # 14 hours ahead
 
 
@@ -78,6 +80,14 @@ class Machine:
         while (states := {self.state(id) for id in flow_runs}) != {state}:
             assert time.monotonic() < end, f"{states}\n{self.logs()}"
             time.sleep(0.5)
+
+    def crashes(self, flow_run: str, within: float = 120) -> None:
+        """Waits until a flow run is Crashed, and its worker's last word on that: its advice.
+
+        The worker may report the crash a second time, after seconds; what was retried in between, that ends.
+        """
+        self.ends("CRASHED", flow_run, within=within)
+        wait_for(lambda: ADVICE.search(self.logs()), within)
 
     def logs(self) -> str:
         return "".join(file.read_text()[-6000:] for file in self.home.glob("*.log"))

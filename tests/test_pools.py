@@ -82,7 +82,7 @@ def test_the_same_records_make_the_same_checkpoint_everywhere(machine: Machine, 
     wait_for((first / FIRST / layout.MANIFEST).exists, 150)
     initialized = manifest(first, FIRST).started
     os.kill(int((first / layout.LOCK).read_text()), signal.SIGKILL)
-    machine.ends("CRASHED", night, within=60)
+    machine.crashes(night)
     machine.run("prefect", "flow-run", "retry", night)
     machine.ends("COMPLETED", night)
     assert manifest(first, FIRST).started == initialized
