@@ -359,6 +359,7 @@ def seconds(commands: Commands, *argv: str | Path) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_backup_killed_at_any_moment_goes_on(
     tmp_path: Path, place: BucketSettings, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,7 +372,7 @@ def test_a_backup_killed_at_any_moment_goes_on(
         root = sized(tmp_path / f"{runs}/night", runs)
         status = -9
         while status == -9:
-            moment = random.uniform(0, usual / 2)
+            moment = random.uniform(0, usual / 2) if killed < KILLS else None
             status, output = commands.run("steps.backup", "--root", root, kill_after=moment)
             killed += status == -9
             assert not any(artifact.lacking for artifact in remote(settings).artifacts())
@@ -386,6 +387,7 @@ def test_a_backup_killed_at_any_moment_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_restore_killed_at_any_moment_goes_on(tmp_path: Path, place: BucketSettings, commands: Commands) -> None:
     random, killed, runs = Random(8), 0, 0
     original = sized(tmp_path / "original/night", 0)
@@ -395,7 +397,7 @@ def test_a_restore_killed_at_any_moment_goes_on(tmp_path: Path, place: BucketSet
         runs += 1
         root, status = tmp_path / f"{runs}/night", -9
         while status == -9:
-            moment = random.uniform(0, usual / 2)
+            moment = random.uniform(0, usual / 2) if killed < KILLS else None
             status, output = commands.run("steps.restore", "--root", root, kill_after=moment)
             killed += status == -9
             visible = tree(root) if root.exists() else {}
