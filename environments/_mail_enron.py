@@ -76,6 +76,6 @@ def _make(file: Path, table: Path) -> None:
         connection = sqlite3.connect(name)
         fill(connection, read_enron(file)).close()
         Path(name).replace(table)
-    except BaseException:
+    except BaseException:  # Whatever it was, it goes on; no half table is left.
         Path(name).unlink()
         raise

@@ -14,6 +14,7 @@ from pydantic import NonNegativeInt
 
 from flows import tasks
 from flows.checkpoints import contenders, iteration_of
+from flows.evaluate import played
 from flows.plan import Plan
 from flows.rescore import recorded_config
 from flows.run import Run
@@ -21,7 +22,7 @@ from steps.common import layout
 from steps.common.artifacts import Champion, Checkpoint, Evaluation, read_artifact, read_manifest
 from steps.common.champion import judged
 from steps.common.runs import find_run
-from steps.evaluate import EVALUATE, EvaluateInputs
+from steps.evaluate import EvaluateInputs
 
 
 def run_name() -> str:
@@ -64,10 +65,7 @@ def meet(run: Run, challenger: Checkpoint, champion: Checkpoint) -> Champion:
 def held_out(run: Run, checkpoint: Checkpoint) -> Evaluation:
     """What the checkpoint makes of the held-out tasks of today's settings."""
     inputs = run.plan.evaluate(checkpoint)
-    path = evaluation_path(run.root, inputs)
-    if run.finished(EVALUATE, inputs, path) is None:
-        tasks.serve.submit(run, checkpoint).result()
-    return tasks.evaluate.submit(run, inputs, path).result()
+    return played(run, inputs, evaluation_path(run.root, inputs))
 
 
 def evaluation_path(root: Path, inputs: EvaluateInputs) -> str:

@@ -21,7 +21,7 @@ from flows.train import report_if_new
 from steps.common import layout
 from steps.common.artifacts import Checkpoint, Evaluation
 from steps.common.runs import find_run
-from steps.evaluate import EVALUATE
+from steps.evaluate import EVALUATE, EvaluateInputs
 
 
 def run_name() -> str:
@@ -45,9 +45,13 @@ def evaluate(run: str, iteration: NonNegativeInt | None = None) -> Evaluation:
     plan = Plan(recorded_config(root))
     with Run.open(plan, root, get_run_logger().info) as opened:
         checkpoint = opened.read(Checkpoint, layout.checkpoint(iteration_of(root, iteration)))
-        inputs = plan.evaluate(checkpoint)
-        if opened.finished(EVALUATE, inputs, layout.evaluation(checkpoint.iteration)) is None:
-            tasks.serve.submit(opened, checkpoint).result()
-        evaluation = tasks.evaluate.submit(opened, inputs).result()
+        evaluation = played(opened, plan.evaluate(checkpoint), layout.evaluation(checkpoint.iteration))
         report_if_new(opened)
         return evaluation
+
+
+def played(run: Run, inputs: EvaluateInputs, path: str) -> Evaluation:
+    """The evaluation at `path`, with the model server up for its checkpoint where it is still to be made."""
+    if run.finished(EVALUATE, inputs, path) is None:
+        tasks.serve.submit(run, inputs.checkpoint).result()
+    return tasks.evaluate.submit(run, inputs, path).result()

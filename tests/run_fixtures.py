@@ -8,6 +8,21 @@ from steps.common import layout, tables
 from steps.common.artifacts import Rollouts
 from steps.common.step import Inputs, Step, Workspace
 
+TINY = """
+[model.pretrain]
+steps = 3
+hidden_size = 64
+layers = 1
+mlp_size = 64
+[lora]
+rank = 8
+[sampling]
+max_tokens = 4
+[serve]
+max_model_len = 512
+"""
+"""Settings with which a real trainer and a real vLLM take seconds; a run's TOML ends with them."""
+
 
 def sequence(length: int = 6, sampled: tuple[int, ...] = (2, 3, 5)) -> TokenSequence:
     """`length` tokens of which those at the positions `sampled` were sampled."""

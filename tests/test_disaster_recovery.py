@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from run_fixtures import TINY
 from s3_fixtures import Weed, environment
 
 from steps.common import layout
@@ -24,20 +25,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.serve, pytest.mark.timeout(1200)]
 
 GRADED = Path(__file__).parent / "graded"
 DOC = Path(__file__).parent.parent / "docs/disaster-recovery.md"
-CONFIG = """
+CONFIG = (
+    """
 name = "demo"
 iterations = {iterations}
 [environment]
 name = "graded:Graded"
-[model.pretrain]
-steps = 3
-hidden_size = 64
-layers = 1
-mlp_size = 64
-[lora]
-rank = 8
-[sampling]
-max_tokens = 4
 [rollout]
 groups = 2
 group_size = 2
@@ -48,9 +41,9 @@ drop_zero_variance = false
 tasks = 8
 every = 1
 max_failed_fraction = 1.0
-[serve]
-max_model_len = 512
 """
+    + TINY
+)
 
 
 class Machine:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from run_fixtures import TINY
 
 from flows.config import RunConfig
 from flows.plan import Plan
@@ -26,21 +27,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.serve, pytest.mark.timeout(1200)]
 
 HELD = Path(__file__).parent / "held"
 GROUP_SIZE = 2
-CONFIG = f"""
+CONFIG = (
+    f"""
 name = "run"
 iterations = 2
 [environment]
 name = "held:Held"
 options = {{ test_tasks = 4 }}
-[model.pretrain]
-steps = 3
-hidden_size = 64
-layers = 1
-mlp_size = 64
-[lora]
-rank = 8
-[sampling]
-max_tokens = 4
 [rollout]
 groups = 4
 group_size = {GROUP_SIZE}
@@ -48,9 +41,9 @@ groups_per_shard = 2
 [evaluate]
 tasks = 4
 every = 1
-[serve]
-max_model_len = 512
 """
+    + TINY
+)
 
 
 class Night:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from docker_fixtures import engine, ours
 from machine_fixtures import Machine, machine, wait_for
+from run_fixtures import TINY
 
 from steps.common import layout
 from steps.common.artifacts import Manifest, read_manifest
@@ -22,19 +23,11 @@ from steps.common.status import damages
 __all__ = ["engine", "machine"]
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.serve, pytest.mark.timeout(1500)]
 
-CONFIG = """
+CONFIG = (
+    """
 iterations = 1
 [environment]
 name = "tic_tac_toe"
-[model.pretrain]
-steps = 3
-hidden_size = 64
-layers = 1
-mlp_size = 64
-[lora]
-rank = 8
-[sampling]
-max_tokens = 4
 [rollout]
 groups = 4
 group_size = 2
@@ -45,9 +38,9 @@ drop_zero_variance = false
 [evaluate]
 tasks = 4
 max_failed_fraction = 1.0
-[serve]
-max_model_len = 512
 """
+    + TINY
+)
 NO_IMAGE = """
 [runtime.train]
 image = "nightschool/none"
