@@ -14,9 +14,9 @@ from pydantic import NonNegativeInt
 
 from flows import tasks
 from flows.checkpoints import contenders, iteration_of
+from flows.config import recorded_config
 from flows.evaluate import played
 from flows.plan import Plan
-from flows.rescore import recorded_config
 from flows.run import Run
 from steps.common import layout
 from steps.common.artifacts import Champion, Checkpoint, Evaluation, read_artifact, read_manifest

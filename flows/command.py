@@ -33,8 +33,8 @@ def train_with_server(file: Path, overrides: Sequence[str]) -> None:
 def evaluate_with_server(run: str, iteration: int | None) -> None:
     """Evaluates a checkpoint of a run, the newest where `iteration` is None, and prints what came of it."""
     from flows.checkpoints import iteration_of
+    from flows.config import recorded_config
     from flows.plan import Plan
-    from flows.rescore import recorded_config
 
     root = find_run(run)
     iteration = iteration_of(root, iteration)
@@ -51,8 +51,8 @@ def evaluate_with_server(run: str, iteration: int | None) -> None:
 def promote_with_server(run: str, iteration: int | None) -> None:
     """Has a checkpoint of a run, the newest where `iteration` is None, meet the champion; prints what came of it."""
     from flows.checkpoints import contenders
+    from flows.config import recorded_config
     from flows.plan import Plan
-    from flows.rescore import recorded_config
 
     root = find_run(run)
     challenger, _ = contenders(root, iteration)

@@ -19,10 +19,11 @@ from flows.runtimes import RuntimeSettings
 from flows.runtimes.process import ProcessSettings
 from steps.agent.limits import RolloutLimits
 from steps.collate import CollateSettings
+from steps.common import layout
 from steps.common.artifacts import Record
 from steps.common.errors import InvalidInputs
 from steps.common.retention import RetentionSettings
-from steps.common.runs import NAME
+from steps.common.runs import NAME, read_record
 from steps.common.settings import Dtype, EnvironmentSettings, LoraSettings, SamplingSettings
 from steps.group import GroupSettings
 from steps.pretrain import PretrainSettings
@@ -139,6 +140,23 @@ class RunConfig(Record):
             return cls.model_validate(given)
         except ValidationError as error:
             raise InvalidInputs("\n".join(f"{file}: {line}" for line in explain(cls, error))) from None
+
+
+def recorded_config(root: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The settings that the run was last trained with, and `key.key=value` on top.
+
+    Raises `InvalidInputs` where they are none of this version's.
+    """
+    config = read_record(root).config
+    for override in overrides:
+        merge(config, parse_override(override))
+    try:
+        return RunConfig.model_validate(config)
+    except ValidationError as error:
+        lines = "; ".join(explain(RunConfig, error))
+        raise InvalidInputs(
+            f"{root / layout.RUN}: {lines}: `nightschool train` with the run's settings first"
+        ) from None
 
 
 def parse_override(text: str) -> dict[str, Any]:

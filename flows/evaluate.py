@@ -14,8 +14,8 @@ from pydantic import NonNegativeInt
 
 from flows import tasks
 from flows.checkpoints import iteration_of
+from flows.config import recorded_config
 from flows.plan import Plan
-from flows.rescore import recorded_config
 from flows.run import Run
 from flows.train import report_if_new
 from steps.common import layout

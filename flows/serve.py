@@ -11,8 +11,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from flows.config import RunConfig
-from flows.rescore import recorded_config
+from flows.config import RunConfig, recorded_config
 from flows.runtimes.base import Say, Service
 from flows.runtimes.service import DAY, LocalService
 from flows.serving import ModelServer

@@ -25,7 +25,7 @@ def prune(
     """
     from contextlib import nullcontext
 
-    from flows.rescore import recorded_config
+    from flows.config import recorded_config
     from steps.common.runs import find_run, locked
 
     root = find_run(run)
