@@ -21,6 +21,7 @@ from steps.agent.limits import RolloutLimits
 from steps.collate import CollateSettings
 from steps.common import layout
 from steps.common.artifacts import Record
+from steps.common.backups import BackupSettings
 from steps.common.errors import InvalidInputs
 from steps.common.retention import RetentionSettings
 from steps.common.runs import NAME, read_record
@@ -28,7 +29,6 @@ from steps.common.settings import Dtype, EnvironmentSettings, LoraSettings, Samp
 from steps.group import GroupSettings
 from steps.pretrain import PretrainSettings
 from steps.promote import PromotionSettings
-from steps.remote.failures import BackupSettings
 from steps.serving.settings import ServeSettings
 from steps.train import TrainSettings
 

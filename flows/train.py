@@ -15,13 +15,13 @@ from flows.plan import Plan
 from flows.run import Run
 from steps.common import layout
 from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, Rollouts
+from steps.common.backups import stop_where_too_many
 from steps.common.errors import NightschoolError
 from steps.common.origin import Origin, origin_of
 from steps.common.retention import RetentionSettings
 from steps.common.rewind import Rewind
 from steps.common.runs import runs_folder
 from steps.evaluate import EVALUATE
-from steps.remote.failures import stop_where_too_many
 
 
 class NothingToLearn(NightschoolError):

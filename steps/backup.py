@@ -15,13 +15,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 from steps.common import layout
-from steps.common.artifacts import Manifest, read_manifest
+from steps.common.artifacts import Manifest
+from steps.common.backups import note_failure, note_success
 from steps.common.errors import InvalidInputs
+from steps.common.receipts import (
+    BACKUPS,
+    RECEIPT,
+    Backup,
+    BackupInputs,
+    Sent,
+    ever_sent,
+    finished,
+    next_path,
+    sent,
+    written,
+)
 from steps.common.runs import locked
 from steps.common.step import Step, Workspace, exit_status_of
 from steps.common.storage import write_atomically
-from steps.remote.failures import note_failure, note_success
-from steps.remote.receipts import BACKUPS, RECEIPT, Backup, BackupInputs, Sent, ever_sent, next_path, sent
 from steps.remote.settings import BucketSettings, required
 
 if TYPE_CHECKING:
@@ -61,7 +72,7 @@ def _back_up(root: Path, settings: BucketSettings, say: Say) -> Backup | None:
         step = Step("backup", BackupInputs, Backup, partial(_send, remote, say))
         inputs = BackupInputs(to=remote.url, holds={path: Sent.of(manifest) for path, manifest in new.items()})
         receipt = step.run(inputs, root, next_path(root))
-    for path, manifest in finished(root, BACKUPS):
+    for path, manifest in written(root):
         if not _is_there(remote, path, manifest):
             push(remote, root, path)
     for path, manifest in finished(root):
@@ -82,17 +93,6 @@ def missing(root: Path, remote: "RemoteRun") -> dict[str, Manifest]:
             covered.get(path) != Sent.of(manifest) or not (remote.is_pruned(path) or _is_there(remote, path, manifest))
         )
     }
-
-
-def finished(root: Path, folder: str | None = None) -> Iterator[tuple[str, Manifest]]:
-    """Every finished artifact in the run's folder but the receipts, or those of one folder; by path."""
-    for file in sorted((root / folder if folder else root).rglob(layout.MANIFEST)):
-        path = file.parent.relative_to(root)
-        apart = {layout.SUPERSEDED, layout.LOGS} | (set() if folder else {BACKUPS})
-        if path.parts and path.parts[0] not in apart and not any(part.startswith(".") for part in path.parts):
-            manifest = read_manifest(file.parent)
-            assert manifest
-            yield path.as_posix(), manifest
 
 
 def _set_followers_aside(root: Path, remote: "RemoteRun", new: Mapping[str, Manifest]) -> Iterator[str]:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from steps.common import layout
 from steps.common.artifacts import Manifest, read_manifest
+from steps.common.receipts import ever_sent
 from steps.common.retention import BackedUp, Policy, Verdict, artifacts_aside, judge, unfinished_aside
 from steps.common.runs import locked
 from steps.common.step import exit_status_of
 from steps.common.storage import sync, write_atomically
-from steps.remote.receipts import ever_sent
 from steps.remote.settings import BucketSettings
 
 

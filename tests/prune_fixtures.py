@@ -18,9 +18,9 @@ from steps.common.artifacts import (
     read_manifest,
 )
 from steps.common.nights import newest_checkpoint
+from steps.common.receipts import RECEIPT, Backup, BackupInputs, Sent, next_path
 from steps.common.step import Inputs, Step, Workspace
 from steps.common.storage import write_atomically
-from steps.remote.receipts import RECEIPT, Backup, BackupInputs, Sent, next_path
 
 COUNTS = {"failed": 0, "failures": {}}
 PLAYED = {"iteration": 0, "groups": 1, "trajectories": 2, "mean_reward": 0.5, **COUNTS}

@@ -14,18 +14,17 @@ from s3_fixtures import BUCKET, SECRET, Weed, make, make_run, tree
 from steps.backup import backup
 from steps.common import layout
 from steps.common.artifacts import read_manifest
+from steps.common.backups import BackupSettings, TooManyFailures, backup_of, stop_where_too_many
 from steps.common.errors import CorruptArtifact, InvalidInputs
+from steps.common.receipts import covered
 from steps.common.retention import Policy
 from steps.common.rewind import Rewind, rewind
 from steps.prune import backed_up, prune
 from steps.remote import push, upload
 from steps.remote.bucket import Bucket
 from steps.remote.errors import BackupConflict
-from steps.remote.failures import BackupSettings, TooManyFailures, stop_where_too_many
 from steps.remote.inventory import RemoteRun
-from steps.remote.receipts import covered
 from steps.remote.settings import BucketSettings
-from steps.remote.standing import backup_of
 from steps.restore import restore
 
 

@@ -38,14 +38,19 @@ def pinned(environment: str) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)==([^ ]+)", PINS[environment].read_text(), flags=re.MULTILINE))
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Top-level packages that a module imports, anywhere in it."""
+def names_imported(path: Path) -> Iterator[str]:
+    """All that a module imports, anywhere in it, in full."""
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: write the import in full, it is checked"
-            yield str(node.module).partition(".")[0]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Their top-level packages."""
+    return (name.partition(".")[0] for name in names_imported(path))
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **env: str) -> str:
@@ -63,6 +68,12 @@ def test_packages_import_downwards_only(package: str) -> None:
     others = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
     upward = [(str(path), name) for path in (ROOT / package).rglob("*.py") for name in imports(path) if name in others]
     assert not upward
+
+
+def test_what_the_steps_share_imports_none_of_them() -> None:
+    modules = (ROOT / "steps/common").rglob("*.py")
+    found = [(str(path), name) for path in modules for name in names_imported(path) if name.startswith("steps.")]
+    assert not [(path, name) for path, name in found if not name.startswith("steps.common.")]
 
 
 @pytest.mark.parametrize("library", HOMES)

@@ -12,11 +12,11 @@ from flows import restore as flow
 from steps.backup import backup
 from steps.common.artifacts import verify
 from steps.common.errors import CorruptArtifact, InvalidInputs
+from steps.common.receipts import covered
 from steps.common.runs import RunInUse, locked
 from steps.common.status import damages
 from steps.remote.bucket import Bucket
 from steps.remote.inventory import RemoteRun
-from steps.remote.receipts import covered
 from steps.remote.settings import BucketSettings
 from steps.restore import restore
 

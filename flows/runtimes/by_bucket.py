@@ -14,11 +14,11 @@ from flows.runtimes.lending import Lender
 from flows.runtimes.places import place_of
 from steps.common import layout
 from steps.common.artifacts import Checkpoint, Manifest, read_manifest
+from steps.common.receipts import BACKUPS, ever_sent
 from steps.common.step import Inputs
 from steps.remote.bucket import Bucket
 from steps.remote.inventory import PRUNED, RemoteRun
 from steps.remote.push import conflict, name_of, owner_of, push, set_aside
-from steps.remote.receipts import BACKUPS, ever_sent
 from steps.remote.settings import BucketSettings
 from steps.remote.transfer import LOG, REQUEST, Request, Wanted, letter
 from steps.remote.upload import overwrite

@@ -3,6 +3,7 @@
 Artifacts and inputs hold these relative paths only, so that a run can be moved, mounted elsewhere, or restored.
 """
 
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -76,6 +77,17 @@ def night(day: date) -> str:
 def log(step: str, path: str) -> str:
     """The log of the step that makes `path`; attempts append."""
     return f"{LOGS}/{step}/{path.replace('/', '-')}.log"
+
+
+def artifacts(root: Path) -> Iterator[str]:
+    """Every folder that is an artifact of the run at `root`, sorted.
+
+    What is hidden was never finished, whatever it holds; what was set aside, and logs, are none of the run's artifacts.
+    """
+    for file in sorted(root.rglob(MANIFEST)):
+        parts = file.parent.relative_to(root).parts
+        if parts and parts[0] not in (SUPERSEDED, LOGS) and not any(part.startswith(".") for part in parts):
+            yield "/".join(parts)
 
 
 def numbered(root: Path, folder: str) -> list[int]:

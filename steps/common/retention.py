@@ -139,8 +139,7 @@ def is_ours(root: Path, path: str, manifest: Manifest) -> bool:
 
 def artifacts_aside(aside: Path) -> dict[str, Manifest]:
     """What a rewind has set aside, by its path in the run. Raises `CorruptArtifact`."""
-    folders = (file.parent for file in sorted(aside.rglob(layout.MANIFEST)) if not file.parent.name.startswith("."))
-    found = ((folder.relative_to(aside).as_posix(), read_manifest(folder)) for folder in folders)
+    found = ((path, read_manifest(aside / path)) for path in layout.artifacts(aside))
     return {path: manifest for path, manifest in found if manifest}
 
 

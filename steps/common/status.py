@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from steps.common import layout
 from steps.common.artifacts import Manifest, Record, Usage, read_manifest, verify
+from steps.common.backups import BackupStatus, backup_of
 from steps.common.champion import champion, history
 from steps.common.errors import CorruptArtifact, PrunedArtifact
 from steps.common.origin import origin_of
 from steps.common.runs import in_use, read_record
-from steps.remote.standing import BackupStatus, backup_of
 
 
 class CheckpointStatus(Record):
@@ -100,7 +100,8 @@ def status_of(root: Path) -> Status:
 
 def damages(root: Path) -> Iterator[tuple[Path, str | None]]:
     """Every artifact of the run with what is wrong with it, or None: reads each file in full. Pruned ones have none."""
-    for folder in _artifacts(root):
+    for path in layout.artifacts(root):
+        folder = root / path
         try:
             verify(folder)
         except PrunedArtifact:
@@ -113,16 +114,8 @@ def damages(root: Path) -> Iterator[tuple[Path, str | None]]:
 
 def pruned(root: Path) -> list[str]:
     """Paths of the artifacts whose files were deleted to make room. Raises `CorruptArtifact`."""
-    found = ((folder, read_manifest(folder)) for folder in _artifacts(root))
-    return [folder.relative_to(root).as_posix() for folder, manifest in found if manifest and manifest.pruned]
-
-
-def _artifacts(root: Path) -> Iterator[Path]:
-    """Folders of all artifacts but those that were set aside."""
-    for manifest in sorted(root.rglob(layout.MANIFEST)):
-        folder = manifest.parent
-        if layout.SUPERSEDED not in folder.relative_to(root).parts and not folder.name.startswith("."):
-            yield folder
+    found = ((path, read_manifest(root / path)) for path in layout.artifacts(root))
+    return [path for path, manifest in found if manifest and manifest.pruned]
 
 
 def _reached(root: Path, target: int) -> bool:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from steps.common.artifacts import FileEntry
 from steps.common.errors import CorruptArtifact
+from steps.common.receipts import Sent, finished
 from steps.remote.bucket import side_by_side
 from steps.remote.fetch import check, lacking
 from steps.remote.inventory import RemoteArtifact, RemoteRun
-from steps.remote.receipts import Sent
 
 
 def remote_damages(remote: RemoteRun, deep: bool = False) -> Iterator[tuple[str, str | None]]:
@@ -25,8 +25,6 @@ def remote_damages(remote: RemoteRun, deep: bool = False) -> Iterator[tuple[str,
 
 def differences(remote: RemoteRun, root: Path) -> Iterator[str]:
     """What is finished here and not in the bucket, or is another there."""
-    from steps.backup import finished
-
     there = set(remote.finished())
     for path, manifest in finished(root):
         if path not in there:

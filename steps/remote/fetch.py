@@ -12,11 +12,11 @@ from pathlib import Path
 from steps.common import layout
 from steps.common.artifacts import FileEntry, Manifest, read_manifest, verify
 from steps.common.errors import CorruptArtifact, InvalidInputs
+from steps.common.receipts import Sent
 from steps.common.storage import files_under, sha256_of, sync, write_atomically
 from steps.remote.bucket import PART, Object, side_by_side
 from steps.remote.errors import Absent, Occupied
 from steps.remote.inventory import PRUNED, RemoteArtifact, RemoteRun
-from steps.remote.receipts import Sent
 
 
 def is_here(root: Path, artifact: RemoteArtifact, where: str) -> bool:

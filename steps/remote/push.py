@@ -14,10 +14,10 @@ from pathlib import Path
 from steps.common import layout
 from steps.common.artifacts import FileEntry, Manifest, check_files, read_manifest
 from steps.common.errors import CorruptArtifact
+from steps.common.receipts import Sent
 from steps.remote.bucket import Head
 from steps.remote.errors import BackupConflict, BucketFault, Occupied
 from steps.remote.inventory import PRUNED, STALE, RemoteArtifact, RemoteRun
-from steps.remote.receipts import Sent
 from steps.remote.upload import put_bytes, put_file
 
 RACES = 3

@@ -49,12 +49,24 @@ class Backup(Artifact):
     """Of all files of these artifacts, whether they were there already or not."""
 
 
+def finished(root: Path) -> Iterator[tuple[str, Manifest]]:
+    """What receipts are about: every finished artifact in the run's folder but the receipts themselves, by path."""
+    for path in layout.artifacts(root):
+        if path.partition("/")[0] != BACKUPS and (manifest := read_manifest(root / path)):
+            yield path, manifest
+
+
+def written(root: Path) -> Iterator[tuple[str, Manifest]]:
+    """The receipts as artifacts, oldest first, by path."""
+    for number in layout.numbered(root, BACKUPS):
+        if manifest := read_manifest(root / path_of(number)):
+            yield path_of(number), manifest
+
+
 def receipts(root: Path, to: str | None = None) -> Iterator[BackupInputs]:
     """All receipts, oldest first; only those of one place where it is given. Raises `CorruptArtifact`."""
-    for number in layout.numbered(root, BACKUPS):
-        folder = root / path_of(number)
-        if read_manifest(folder) is None:
-            continue
+    for path, _ in written(root):
+        folder = root / path
         try:
             receipt = BackupInputs.model_validate_json((folder / RECEIPT).read_bytes())
         except (OSError, ValidationError):

@@ -1,6 +1,7 @@
-"""Backups that failed one after the other: how many, and why the last did. Light: status reads it.
+"""How a run's backups go, from what lies in its folder: how far it is backed up, and how often that failed of late.
 
-The count is kept in the run's folder, so that it goes on in the next night, and is gone once a backup succeeds.
+Light, and asks no bucket: status and the flow read it. The count of failures in a row is kept in the folder, so that
+it goes on in the next night; it is gone once a backup succeeds.
 """
 
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from pydantic import Field, ValidationError
 from steps.common import layout
 from steps.common.artifacts import Record
 from steps.common.errors import NightschoolError
+from steps.common.receipts import Sent, finished, receipts
 from steps.common.storage import write_atomically
 
 FILE = f"{layout.LOGS}/backup.json"
@@ -25,6 +27,21 @@ class BackupSettings(Record):
 
     stop_after_failures: int = Field(5, ge=1)
     """Failures in a row that stop the run; up to then each is tried again after the next iteration."""
+
+
+class BackupStatus(Record):
+    """What was sent, and what is still to be."""
+
+    to: str | None
+    """Where the last backup went; None where none succeeded."""
+    artifacts: int
+    """Of those that are finished now, so many are there."""
+    missing: int
+    """And so many are not."""
+    failures: int
+    """Backups in a row that failed, up to now."""
+    reason: str | None
+    """Of the last failure."""
 
 
 class BackupFailures(Record):
@@ -64,3 +81,20 @@ def stop_where_too_many(root: Path, settings: BackupSettings) -> None:
             f"{failures.count} backups in a row failed, the last with: {failures.reason} - mend that, then run the "
             f"same again, or raise backup.stop_after_failures"
         )
+
+
+def backup_of(root: Path) -> BackupStatus | None:
+    """None where no backup was ever tried. Raises `CorruptArtifact`."""
+    sent, failures = list(receipts(root)), failures_of(root)
+    if not sent and failures is None:
+        return None
+    to = sent[-1].to if sent else None
+    holds = {path: artifact for receipt in sent if receipt.to == to for path, artifact in receipt.holds.items()}
+    is_there = [holds.get(path) == Sent.of(manifest) for path, manifest in finished(root)]
+    return BackupStatus(
+        to=to,
+        artifacts=is_there.count(True),
+        missing=is_there.count(False),
+        failures=failures.count if failures else 0,
+        reason=failures.reason if failures else None,
+    )
