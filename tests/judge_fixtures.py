@@ -1,13 +1,12 @@
 """A scripted judge: a server with OpenAI's API whose answers a test chooses, and attempts of known quality.
 
 It knows what a transcript is worth by the word `quality=…` in it, and answers with that unless told otherwise. It keeps
-every request it saw. It runs in a thread of its own, so that a step in another process could be tested against it.
+every request it saw.
 """
 
 import asyncio
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import polars as pl
 import pytest
 from aiohttp import web
 from run_fixtures import store_rollouts, trajectory
+from threaded_server import ThreadedServer
 
 from environments import Task, Trajectory, TrajectoryGroup
 from steps.common import layout, tables
@@ -49,10 +49,11 @@ def fair(request: Request) -> dict[str, Any]:
     }
 
 
-class JudgeServer:
+class JudgeServer(ThreadedServer):
     """Use it as a context manager; `url` ends in `/v1`."""
 
     def __init__(self) -> None:
+        super().__init__(web.post("/v1/chat/completions", self._chat), web.get("/v1/models", self._list))
         self.requests: list[Request] = []
         self.reply: Callable[[Request, int], str | web.StreamResponse] = lambda request, _: json.dumps(fair(request))
         """Given a request and the number of those before: the answer's content, or a whole response."""
@@ -62,28 +63,10 @@ class JudgeServer:
         self.models: list[dict[str, Any]] = []
         """What it lists."""
         self.delay = 0.0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> "JudgeServer":
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(timeout=10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(timeout=10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
-        self._loop.close()
-
-    async def _start(self) -> None:
-        application = web.Application()
-        application.router.add_post("/v1/chat/completions", self._chat)
-        application.router.add_get("/v1/models", self._list)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+    @property
+    def url(self) -> str:
+        return f"{super().url}/v1"
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         if http.headers.get("Authorization") != f"Bearer {KEY}":

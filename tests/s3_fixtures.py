@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ import pytest
 from aiohttp import ClientSession, web
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from threaded_server import ThreadedServer
 
 from steps.common import layout
 from steps.common.artifacts import Checkpoint
@@ -230,29 +230,10 @@ def environment(url: str, prefix: str) -> dict[str, str]:
 def proxy(weed: Weed, place: BucketSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """Between the client and the server."""
     proxy = Proxy(upstream=weed.url)
-    ready, loop = threading.Event(), asyncio.new_event_loop()
-
-    async def serve() -> None:
-        application = web.Application(client_max_size=1 << 30)
-        application.router.add_route("*", "/{path:.*}", proxy.handle)
-        runner = web.AppRunner(application, shutdown_timeout=1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        proxy.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        ready.set()
-        await stop.wait()
-        await runner.cleanup()
-
-    stop = asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    assert ready.wait(10)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
-    yield proxy
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
-    loop.close()
+    with ThreadedServer(web.route("*", "/{path:.*}", proxy.handle)) as server:
+        proxy.url = server.url
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
+        yield proxy
 
 
 class Filled(Inputs):

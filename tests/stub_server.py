@@ -1,7 +1,7 @@
 """A stand-in for vLLM's chat completions: same shape, no model, all of it deterministic.
 
 A token is a byte, or one of two marks. What it says is chosen by `reply`, what goes wrong by `fault`. It keeps every
-request it saw. It runs in a thread of its own, so that steps in other processes can be tested against it; or alone:
+request it saw. It runs beside a test, or alone:
 
     python tests/stub_server.py PORT
 """
@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from aiohttp import web
+from threaded_server import ThreadedServer
 
 START, END = 256, 257
 KEY = "stub-key"
@@ -49,10 +50,11 @@ def random_letters(request: Request, choice: int) -> str:
     return "".join(random.choices("abc123", k=random.randint(1, 6)))
 
 
-class StubServer:
+class StubServer(ThreadedServer):
     """Use it as a context manager; `url` ends in `/v1`."""
 
     def __init__(self, port: int = 0) -> None:
+        super().__init__(web.post("/v1/chat/completions", self._chat), port=port)
         self.requests: list[Request] = []
         self.reply: Callable[[Request, int], str] = random_letters
         self.fault: Callable[[int], int | None] = lambda number: None
@@ -61,13 +63,10 @@ class StubServer:
         self.spoil: Callable[[dict[str, Any]], object] = lambda response: None
         """Changes a response before it is sent."""
         self.delay = 0.0
-        self.port = port
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{super().url}/v1"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -77,25 +76,6 @@ class StubServer:
             "NIGHTSCHOOL_POLICY_KEY": KEY,
             "NIGHTSCHOOL_POLICY_MODEL": MODEL,
         }
-
-    def __enter__(self) -> "StubServer":
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(timeout=10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(timeout=10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
-        self._loop.close()
-
-    async def _start(self) -> None:
-        application = web.Application(client_max_size=1 << 30)
-        application.router.add_post("/v1/chat/completions", self._chat)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port, backlog=4096).start()
-        self.port = self._runner.addresses[0][1]
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         request = await http.json()
