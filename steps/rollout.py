@@ -8,13 +8,15 @@ from steps.agent.session import PlayInputs, play_tasks
 from steps.agent.shard import sweep_shard
 from steps.agent.summary import failures_by_type, mean_reward
 from steps.common import tables
-from steps.common.artifacts import Rollouts
+from steps.common.artifacts import Checkpoint, Rollouts
 from steps.common.step import Step, Workspace
 
 
 class RolloutInputs(PlayInputs):
     """One shard of an iteration."""
 
+    checkpoint: Checkpoint
+    """The policy that the server must be serving."""
     iteration: int
     shard: int
     group_size: PositiveInt
@@ -23,7 +25,7 @@ class RolloutInputs(PlayInputs):
 def rollout(inputs: RolloutInputs, workspace: Workspace) -> dict[str, Any]:
     """Play a shard of tasks and record exact tokens."""
     seed = f"{inputs.seed}/rollout/{inputs.iteration}"
-    groups = play_tasks(inputs, workspace, inputs.group_size, inputs.shard, seed)
+    groups = play_tasks(inputs, workspace, inputs.group_size, inputs.iteration, inputs.shard, seed)
     frame = tables.frame_of_groups(groups, inputs.iteration, inputs.shard)
     tables.write(frame, workspace.out / tables.TRAJECTORIES)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]

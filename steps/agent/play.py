@@ -21,7 +21,7 @@ from steps.agent.limits import RolloutLimits
 from steps.agent.recorder import Recorder
 from steps.agent.sampling import Notices
 from steps.agent.upstream import Upstream
-from steps.common.errors import ServerFault
+from steps.common.errors import NightschoolError, ServerFault
 from steps.common.settings import SamplingSettings
 
 WAIT_FOR_SERVER = 1.0
@@ -39,10 +39,11 @@ class Venue:
     notices: Notices
     seed: str
     """Names the occasion: equal seeds, equal samples."""
+    recorder: type[Recorder] = Recorder
 
 
 async def play(venue: Venue, task: Task, attempt: int) -> Trajectory:
-    """Plays until there is a reward or no retry is left. Raises `ServerFault`."""
+    """Plays until there is a reward or no retry is left. Raises `ServerFault`, and `InvalidInputs` from the server."""
     tries, faults = 0, 0
     while True:
         try:
@@ -61,7 +62,7 @@ async def play(venue: Venue, task: Task, attempt: int) -> Trajectory:
 async def _try(venue: Venue, task: Task, attempt: int, number: int) -> Trajectory:
     # A new try samples anew: the same tokens would fail the same way.
     seed = f"{venue.seed}/{task.id}/{attempt}/{number}"
-    recorder = Recorder(venue.upstream, venue.sampling, seed, venue.notices)
+    recorder = venue.recorder(venue.upstream, venue.sampling, seed, venue.notices)
     started = time.monotonic()
     with venue.gateway.open(recorder.complete) as address:
         model = venue.upstream.model
@@ -70,11 +71,11 @@ async def _try(venue: Venue, task: Task, attempt: int, number: int) -> Trajector
         recorder.close()
         await policy.close()
     seconds = round(time.monotonic() - started, 3)
-    if isinstance(recorder.fault, ServerFault):
+    if isinstance(recorder.fault, NightschoolError):
         raise recorder.fault
     if recorder.fault:
         outcome = _failure(recorder.fault)
-    return replace(_recorded(recorder, task, attempt), seconds=seconds, **_worth(outcome))
+    return replace(recorder.trajectory(task.id, attempt), seconds=seconds, **_worth(outcome))
 
 
 async def _attempt(environment: Environment, task: Task, policy: Policy) -> Result | Failure:
@@ -120,20 +121,6 @@ async def _bounded(attempt: Coroutine[Any, Any, Result | Failure], venue: Venue)
 
 def _failure(error: BaseException) -> Failure:
     return Failure(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
-
-
-def _recorded(recorder: Recorder, task: Task, attempt: int) -> Trajectory:
-    ends, calls = recorder.conversations(), recorder.calls()
-    return Trajectory(
-        task_id=task.id,
-        attempt=attempt,
-        messages=recorder.transcript(ends),
-        sequences=[end.sequence for end in ends],
-        reward=None,
-        turns=len(calls),
-        prompt_tokens=sum(len(recorded.call.prompt_ids) for recorded in calls),
-        completion_tokens=sum(recorded.call.completion_tokens for recorded in calls),
-    )
 
 
 def _worth(outcome: Result | Failure) -> dict[str, Any]:

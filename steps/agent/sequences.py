@@ -42,9 +42,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A sequence, and which answer it ends with."""
+    """Messages that extend one another, and which answer they end with."""
 
     sequence: TokenSequence
+    """Empty where the server tells no tokens."""
     call: int
     """Index of its last call."""
     choice: int

@@ -9,13 +9,15 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import Field, field_validator
 
 from environments.base import Environment, Task, TrajectoryGroup
+from steps.agent.foreign import line_to
 from steps.agent.gateway import Gateway
 from steps.agent.limits import RolloutLimits
+from steps.agent.plain_recorder import PlainRecorder
 from steps.agent.play import Venue
+from steps.agent.recorder import Recorder
 from steps.agent.sampling import Notices
 from steps.agent.shard import GroupStore, Shard
-from steps.agent.upstream import Endpoint, Upstream
-from steps.common.artifacts import Checkpoint
+from steps.agent.upstream import Endpoint
 from steps.common.settings import EnvironmentSettings, SamplingSettings
 from steps.common.step import Inputs, Workspace
 
@@ -27,8 +29,6 @@ class PlayInputs(Inputs):
 
     operational: ClassVar[frozenset[str]] = frozenset({"limits"})
 
-    checkpoint: Checkpoint
-    """The policy that the server must be serving."""
     tasks: list[Task] = Field(min_length=1)
     environment: EnvironmentSettings
     sampling: SamplingSettings
@@ -46,16 +46,20 @@ class PlayInputs(Inputs):
             raise ValueError(f"the task {twice[0]!r} is there twice: a shard holds each task once")
         return tasks
 
+    def endpoint(self) -> Endpoint:
+        """Where the model is served. Raises `InvalidInputs`."""
+        return Endpoint.from_environment()
+
 
 def play_tasks(
-    inputs: PlayInputs, workspace: Workspace, group_size: int, shard: int, seed: str
+    inputs: PlayInputs, workspace: Workspace, group_size: int, iteration: int | None, shard: int, seed: str
 ) -> list[TrajectoryGroup]:
     """Plays every task `group_size` times; groups that were finished before are not played again.
 
-    Raises `InvalidInputs` (`TooManyFailures` among them) and `ServerFault`.
+    `iteration` is that of the checkpoint that plays, where one does. Raises `InvalidInputs` (`TooManyFailures` among
+    them) and `ServerFault`.
     """
-    endpoint, environment = Endpoint.from_environment(), inputs.environment.load()
-    iteration = inputs.checkpoint.iteration
+    endpoint, environment = inputs.endpoint(), inputs.environment.load()
     store = GroupStore(workspace.root, workspace.path, inputs.fingerprint(), iteration, shard)
     work = _play(inputs, workspace, endpoint, environment, store, group_size, seed)
     return _run(work, inputs.limits.teardown_timeout)
@@ -71,8 +75,9 @@ async def _play(
     seed: str,
 ) -> list[TrajectoryGroup]:
     started, notices = time.monotonic(), Notices()
-    async with Upstream(endpoint, inputs.limits) as upstream, Gateway(endpoint.model) as gateway:
-        venue = Venue(environment, upstream, gateway, inputs.sampling, inputs.limits, notices, seed)
+    recorder = Recorder if endpoint.exact else PlainRecorder
+    async with line_to(endpoint, inputs.limits, notices) as upstream, Gateway(endpoint.model) as gateway:
+        venue = Venue(environment, upstream, gateway, inputs.sampling, inputs.limits, notices, seed, recorder)
         shard = Shard(venue, store, inputs.tasks, group_size, inputs.max_failed_fraction)
         groups = await shard.play()
     seconds = time.monotonic() - started

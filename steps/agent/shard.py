@@ -29,7 +29,7 @@ LONGEST_REASON = 300
 class GroupStore:
     """The finished groups of one shard, by their index in it."""
 
-    def __init__(self, root: Path, path: str, fingerprint: str, iteration: int, shard: int) -> None:
+    def __init__(self, root: Path, path: str, fingerprint: str, iteration: int | None, shard: int) -> None:
         target = root / path
         self.folder = target.with_name(f".{target.name}.{fingerprint[:12]}{SUFFIX}")
         self._failed = root / FAILED

@@ -4,8 +4,27 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, stdev
+from typing import Any
 
 from environments.base import Trajectory
+from steps.common.errors import TooManyFailures
+
+FEWEST = 2
+
+
+def held_out(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """What an evaluation says of one attempt a task. Raises `TooManyFailures`."""
+    scored, failures = rewards(trajectories), failures_by_type(trajectories)
+    if len(scored) < FEWEST:
+        raise TooManyFailures(f"{len(scored)} tasks have a reward; a mean with a standard error needs {FEWEST}")
+    return {
+        "tasks": len(trajectories),
+        "failed": sum(failures.values()),
+        "failures": failures,
+        "reward": sum(scored) / len(scored),
+        "stderr": standard_error(scored),
+        "metrics": mean_metrics(trajectories),
+    }
 
 
 def failures_by_type(trajectories: Sequence[Trajectory]) -> dict[str, int]:

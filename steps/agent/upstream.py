@@ -36,6 +36,8 @@ class Endpoint:
     key: str
     model: str
     """The name under which the server knows this checkpoint."""
+    exact: bool = True
+    """Does it tell token ids? False for servers that only speak OpenAI's API."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -50,6 +52,9 @@ class Endpoint:
 
 class Upstream:
     """One HTTP session with the server, shared by a shard's rollouts. Use it as an async context manager."""
+
+    by_proxy = False
+    """Does the machine's proxy lead to it?"""
 
     def __init__(self, endpoint: Endpoint, limits: RolloutLimits) -> None:
         self.model = endpoint.model
@@ -69,6 +74,7 @@ class Upstream:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE),
             timeout=aiohttp.ClientTimeout(limits.request_timeout, sock_connect=limits.connect_timeout),
             headers={"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"},
+            trust_env=self.by_proxy,
         )
         return self
 
@@ -109,16 +115,19 @@ class Upstream:
         try:
             async with self._session.post(self._url, data=body) as response:
                 content = await response.read()
-                status = response.status
         except TimeoutError:
             raise ServerFault(f"the policy's server gave no answer in time ({self._url})") from None
         except aiohttp.ClientError as error:
             raise ServerFault(f"the policy's server can't be reached ({self._url}): {error}") from None
-        if 400 <= status < 500 and status not in SERVERS_FAULT:
-            raise RequestRefused(status, _message(content))
-        if status != 200:
-            raise ServerFault(f"the policy's server is out of order ({self._url}): HTTP {status}: {_message(content)}")
+        if response.status != 200:
+            raise self._trouble(response.status, response.headers, message_in(content))
         return _answer(content)
+
+    def _trouble(self, status: int, headers: Mapping[str, str], message: str) -> Exception:
+        """The error for an HTTP status that is not 200."""
+        if 400 <= status < 500 and status not in SERVERS_FAULT:
+            return RequestRefused(status, message)
+        return ServerFault(f"the policy's server is out of order ({self._url}): HTTP {status}: {message}")
 
 
 def _answer(content: bytes) -> dict[str, Any]:
@@ -126,12 +135,22 @@ def _answer(content: bytes) -> dict[str, Any]:
         response: dict[str, Any] = json.loads(content)
     except ValueError:
         raise ServerFault(f"the policy's server answered with something that is no JSON: {content[:80]!r}") from None
-    if any(choice["finish_reason"] == "abort" for choice in response["choices"]):
+    if not _is_completion(response):
+        raise ServerFault(f"the policy's server answered with something that is no chat completion: {content[:80]!r}")
+    if any(choice.get("finish_reason") == "abort" for choice in response["choices"]):
         raise ServerFault("the policy's server aborted the request")
     return response
 
 
-def _message(content: bytes) -> str:
+def _is_completion(response: object) -> bool:
+    choices = response.get("choices") if isinstance(response, dict) else None
+    if not isinstance(choices, list) or not choices:
+        return False
+    return all(isinstance(choice, dict) and isinstance(choice.get("message"), dict) for choice in choices)
+
+
+def message_in(content: bytes) -> str:
+    """The server's own words."""
     try:
         return str(json.loads(content)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -68,6 +68,15 @@ class BaseModelFiles(Artifact):
     metrics: dict[str, float]
 
 
+class Demonstrations(Artifact):
+    """Examples for the policy to imitate: chats, or a run's own sequences of tokens."""
+
+    source: Literal["environment", "chats", "best_of"]
+    examples: int
+    dropped: dict[str, int]
+    """What of the source was left out, by reason."""
+
+
 class Checkpoint(Artifact):
     """The policy at the start of `iteration`: a LoRA adapter in PEFT's format, and all that training needs to go on."""
 
@@ -101,7 +110,7 @@ class Rollouts(Artifact):
 
 
 class Usage(Record):
-    """What a judge was asked and answered, in tokens as its server counts them."""
+    """What a judge, or a model that is compared, was asked and answered, in tokens as its server counts them."""
 
     answers: int = 0
     prompt_tokens: int = 0
@@ -163,6 +172,32 @@ class Evaluation(Artifact):
     """Standard error of that mean."""
     metrics: dict[str, float]
     """Means of the environment's own metrics."""
+
+
+class OtherModel(Record):
+    """A model that is compared with a run's checkpoints, and is none of them."""
+
+    name: str
+    """As its server knows it; or `base`, the run's base model; or `run@7`, a checkpoint of another run."""
+    digest: str | None = None
+    """Of its files, where they are known."""
+
+
+class ModelEvaluation(Artifact):
+    """Held-out tasks played by another model, with the same seeds."""
+
+    model: OtherModel
+    tasks: int
+    failed: int
+    failures: dict[str, int]
+    reward: float
+    """Mean over the tasks whose rollout did not fail."""
+    stderr: float
+    """Standard error of that mean."""
+    metrics: dict[str, float]
+    """Means of the environment's own metrics."""
+    usage: Usage
+    """What the attempts took, as its server counts; 0 where it doesn't."""
 
 
 class PairedTest(Record):

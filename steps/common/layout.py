@@ -6,6 +6,7 @@ Artifacts and inputs hold these relative paths only, so that a run can be moved,
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
+from re import sub
 
 MANIFEST = "manifest.json"
 RUN = "run.json"
@@ -16,6 +17,8 @@ BASE = "base"
 """A link to the base model, where that was there before the run: all in a run that differs between machines."""
 ORIGIN = "origin"
 """The checkpoint that a fork starts from."""
+DEMONSTRATIONS = "demonstrations"
+"""The examples that a run starts from."""
 REPORT = "report.html"
 CHAMPIONS = "champions"
 SUPERSEDED = "superseded"
@@ -62,6 +65,11 @@ def evaluation(iteration: int) -> str:
 def evaluation_anew(iteration: int, fingerprint: str) -> str:
     """Where `evaluation(iteration)` was made from other settings: one from inputs with this fingerprint."""
     return f"{evaluation(iteration)}-{fingerprint[:8]}"
+
+
+def model_evaluation(model: str, fingerprint: str) -> str:
+    """Held-out tasks played by another model, from inputs with this fingerprint."""
+    return f"evaluations/model-{sub('[^A-Za-z0-9_]+', '-', model)[:60].strip('-')}-{fingerprint[:8]}"
 
 
 def champion(number: int) -> str:

@@ -25,7 +25,7 @@ BATCH = "batch.parquet"
 SEQUENCE = pl.Struct({"token_ids": pl.List(pl.Int32), "mask": pl.List(pl.Boolean), "logprobs": pl.List(pl.Float32)})
 
 TRAJECTORY_COLUMNS: Schema = {
-    "iteration": pl.Int32,  # that the policy's checkpoint starts
+    "iteration": pl.Int32,  # that the policy's checkpoint starts; null where another model played
     "shard": pl.Int32,
     "task_id": pl.String,
     "task": pl.String,  # JSON of the Task
@@ -109,7 +109,7 @@ def _read_one(file: Path, schema: Schema) -> pl.DataFrame:
         ) from None
 
 
-def frame_of_groups(groups: Iterable[TrajectoryGroup], iteration: int, shard: int) -> pl.DataFrame:
+def frame_of_groups(groups: Iterable[TrajectoryGroup], iteration: int | None, shard: int) -> pl.DataFrame:
     """Trajectories as rows, in order."""
     rows = [
         _row(group.task, trajectory) | {"iteration": iteration, "shard": shard}
