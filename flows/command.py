@@ -19,7 +19,7 @@ def train_with_server(file: Path, overrides: Sequence[str]) -> None:
     from flows.config import RunConfig
     from flows.plan import Plan
 
-    config = RunConfig.from_toml(file, overrides)
+    config = RunConfig.from_toml(file, overrides).to_train()
     Plan(config)  # says what is wrong with it before anything is started
     server = start_server()
 

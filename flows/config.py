@@ -36,7 +36,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class ModelSettings(Record):
-    """The model to start from: one that exists, or one that the run makes."""
+    """The model to start from: one that exists, or one that the run makes. A run without one is not trained."""
 
     base: str | None = None
     """A hub id, or a folder with a model in transformers' format."""
@@ -45,10 +45,15 @@ class ModelSettings(Record):
     dtype: Dtype = "float32"
     """Of the base model's weights, in training and in serving."""
 
+    @property
+    def is_given(self) -> bool:
+        """Is there one?"""
+        return self.base is not None or self.pretrain is not None
+
     @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.base is None) == (self.pretrain is None):
-            raise ValueError("give either model.base or a table [model.pretrain]")
+    def _not_both(self) -> Self:
+        if self.base is not None and self.pretrain is not None:
+            raise ValueError("give either model.base or a table [model.pretrain], not both")
         return self
 
 
@@ -86,6 +91,7 @@ class Timeouts(Record):
     collate: Seconds = 3600
     train: Seconds = 6 * 3600
     evaluate: Seconds = 4 * 3600
+    evaluate_model: Seconds = 4 * 3600
     promote: Seconds = 600
 
 
@@ -101,7 +107,7 @@ class RunConfig(Record):
     stop_after_idle: int = Field(3, ge=1)
     """Stops the run after so many iterations in a row in which no group had anything to learn from."""
     environment: EnvironmentSettings
-    model: ModelSettings
+    model: ModelSettings = ModelSettings()
     lora: LoraSettings = LoraSettings()
     sampling: SamplingSettings = SamplingSettings()
     rollout: RolloutSettings = RolloutSettings()
@@ -134,12 +140,23 @@ class RunConfig(Record):
             raise InvalidInputs(f"can't read {file}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InvalidInputs(f"{file} is not TOML: {error}") from None
+        return cls.from_table(given, overrides, str(file))
+
+    @classmethod
+    def from_table(cls, given: dict[str, Any], overrides: Sequence[str], source: str) -> Self:
+        """As `from_toml`, for what stands in a file, or might."""
         for override in overrides:
             merge(given, parse_override(override))
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise InvalidInputs("\n".join(f"{file}: {line}" for line in explain(cls, error))) from None
+            raise InvalidInputs("\n".join(f"{source}: {line}" for line in explain(cls, error))) from None
+
+    def to_train(self) -> Self:
+        """Itself. Raises `InvalidInputs` where there is no model to train."""
+        if self.model.is_given:
+            return self
+        raise InvalidInputs(f"{self.name} has no model to train: give either model.base or a table [model.pretrain]")
 
 
 def recorded_config(root: Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -15,12 +15,12 @@ Settings = Path | RunConfig
 
 
 def settings_of(config: Settings, overrides: Sequence[str]) -> RunConfig:
-    """A run's settings. Raises `InvalidInputs`: a line for each thing that is wrong."""
+    """The settings of a run that is to be trained. Raises `InvalidInputs`: a line for each thing that is wrong."""
     if isinstance(config, Path):
-        return RunConfig.from_toml(config, overrides)
+        return RunConfig.from_toml(config, overrides).to_train()
     if overrides:
         raise InvalidInputs("overrides go on top of a file; config holds the settings themselves: change them there")
-    return config
+    return config.to_train()
 
 
 def go_back(root: Path, target: Rewind | None) -> None:

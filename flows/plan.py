@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from environments import Environment, Split, Task
 from flows.config import RunConfig
 from steps.collate import CollateInputs
 from steps.common import layout
-from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, Rollouts
+from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, OtherModel, Rollouts
 from steps.common.errors import InvalidInputs
 from steps.common.models import digest_of_model, find_model
 from steps.common.origin import Origin
 from steps.common.step import Inputs
 from steps.evaluate import EvaluateInputs
+from steps.evaluate_model import EvaluateModelInputs, ModelServer
 from steps.group import GroupInputs
 from steps.initialize import InitializeInputs
 from steps.pretrain import PretrainInputs
@@ -38,7 +40,9 @@ class Plan:
         self.base = None if config.model.base is None else find_model(Path(), config.model.base)
         """A hub id or an absolute folder; None where the run makes its own base model."""
         environment = config.environment.load()
-        self._train = at_least(config.rollout.groups, "rollout.groups", environment, "train")
+        self._train = at_least(
+            config.rollout.groups if config.model.is_given else 0, "rollout.groups", environment, "train"
+        )
         self._test = at_least(config.evaluate.tasks, "evaluate.tasks", environment, "test")
 
     @cached_property
@@ -137,15 +141,21 @@ class Plan:
 
     def evaluate(self, checkpoint: Checkpoint) -> EvaluateInputs:
         """The held-out tasks: the same for every checkpoint, with the same seeds."""
-        return EvaluateInputs(
-            checkpoint=checkpoint,
-            tasks=self._test,
-            environment=self.config.environment,
-            sampling=self.config.sampling,
-            seed=self.config.seed,
-            max_failed_fraction=self.config.evaluate.max_failed_fraction,
-            limits=self.config.rollout.limits,
-        )
+        return EvaluateInputs(checkpoint=checkpoint, **self._held_out())
+
+    def evaluate_model(self, model: OtherModel, server: ModelServer | None) -> EvaluateModelInputs:
+        """The same for another model; `server` is None for one that the flow has served."""
+        return EvaluateModelInputs(model=model, server=server, **self._held_out())
+
+    def _held_out(self) -> dict[str, Any]:
+        return {
+            "tasks": self._test,
+            "environment": self.config.environment,
+            "sampling": self.config.sampling,
+            "seed": self.config.seed,
+            "max_failed_fraction": self.config.evaluate.max_failed_fraction,
+            "limits": self.config.rollout.limits,
+        }
 
     def promote(
         self, challenger: Checkpoint, incumbent: Checkpoint, challenger_played: Evaluation, incumbent_played: Evaluation

@@ -4,7 +4,7 @@ with Run.open(plan, folder) as run:
     run.make(GROUP, inputs, layout.groups(0), say)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Self
@@ -84,10 +84,19 @@ class Run:
         return read_manifest(self.root / path) is not None or bring_back(self.root, path, inputs.fingerprint())
 
     def make(
-        self, step: Step[InputsT, ArtifactT], inputs: InputsT, path: str, say: Say, policy: Checkpoint | None = None
+        self,
+        step: Step[InputsT, ArtifactT],
+        inputs: InputsT,
+        path: str,
+        say: Say,
+        policy: Checkpoint | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> ArtifactT:
-        """The artifact at `path`, made now; with the model server up for `policy` where one is needed."""
-        env = self.serve(policy, say) if policy else {}
+        """The artifact at `path`, made now; with the model server up for `policy` where one is needed.
+
+        Where another model plays, `env` says where that is served.
+        """
+        env = self.serve(policy, say) if policy else env or {}
         if step.name == "train":
             self._server.rest(say)
         timeout = getattr(self.plan.config.timeouts, step.name)
@@ -106,3 +115,7 @@ class Run:
     def serve(self, checkpoint: Checkpoint, say: Say) -> dict[str, str]:
         """Has the model server up for `checkpoint`; returns the environment variables that say where."""
         return environment_of(self._server.ensure(checkpoint, say))
+
+    def serve_base(self, base_model: str, say: Say) -> dict[str, str]:
+        """The same for the base model, in a flow that serves no checkpoint."""
+        return environment_of(self._server.ensure_base(base_model, say))

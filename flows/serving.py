@@ -53,6 +53,17 @@ class ModelServer:
                 self._served = checkpoint, self._load(endpoint, checkpoint, say)
             return self._served[1]
 
+    def ensure_base(self, base_model: str, say: Say) -> Endpoint:
+        """Where the base model itself can be played. Starts the server where it is not up.
+
+        Call it where no adapter was loaded: vLLM 0.32 on a CPU may answer for the base with an adapter at work.
+        Raises `InvalidInputs` and `ServerFault` as `ensure` does.
+        """
+        with self._lock:
+            endpoint = self._endpoint(base_model, say)
+            self._woken(endpoint, say)
+            return endpoint
+
     def rest(self, say: Say) -> None:
         """Leaves the GPU to whoever trains, where `serve.while_training` asks for it; `ensure` ends that."""
         with self._lock:
@@ -133,7 +144,7 @@ class ModelServer:
         )
 
 
-def environment_of(policy: PolicyEndpoint) -> dict[str, str]:
+def environment_of(policy: PolicyEndpoint | Endpoint) -> dict[str, str]:
     """How a step is told where its policy is: it differs from attempt to attempt, so it is no part of its inputs."""
     return {
         "NIGHTSCHOOL_POLICY_URL": policy.base_url,

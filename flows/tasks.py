@@ -4,7 +4,7 @@ Resumption is the manifests' business alone, so Prefect's results and cache are 
 shows as `Reused`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Task, get_run_logger, task
@@ -15,15 +15,26 @@ from prefect.states import Completed
 from flows.progress import shown
 from flows.report import show_report
 from flows.run import Run
+from flows.runtimes.base import Say
 from steps.backup import backup as send
 from steps.collate import COLLATE, CollateInputs
 from steps.common import layout
-from steps.common.artifacts import BaseModelFiles, Batch, Champion, Checkpoint, Evaluation, Groups, Rollouts
+from steps.common.artifacts import (
+    BaseModelFiles,
+    Batch,
+    Champion,
+    Checkpoint,
+    Evaluation,
+    Groups,
+    ModelEvaluation,
+    Rollouts,
+)
 from steps.common.champion import decision_path, incumbent
 from steps.common.errors import InvalidInputs, NightschoolError, WrongWeights
 from steps.common.runs import locked
 from steps.common.step import ArtifactT, InputsT, Step
 from steps.evaluate import EVALUATE, EvaluateInputs
+from steps.evaluate_model import EVALUATE_MODEL, EvaluateModelInputs
 from steps.group import GROUP, GroupInputs
 from steps.initialize import INITIALIZE, InitializeInputs
 from steps.pretrain import PRETRAIN, PretrainInputs
@@ -36,6 +47,8 @@ from steps.train import TRAIN, TrainInputs
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Host = Callable[[Say], Mapping[str, str]]
+"""Has a model served, and returns the environment variables that say where."""
 DELAYS = [1.0, 10.0]
 """Seconds before the second and the third attempt."""
 
@@ -108,6 +121,12 @@ def evaluate(run: Run, inputs: EvaluateInputs, path: str | None = None) -> Evalu
     return made(run, EVALUATE, inputs, path, policy=inputs.checkpoint)
 
 
+@tried_again("evaluate {inputs.model.name}", "serve")
+def evaluate_model(run: Run, inputs: EvaluateModelInputs, path: str, host: Host) -> ModelEvaluation:
+    """Plays the held-out tasks with another model."""
+    return made(run, EVALUATE_MODEL, inputs, path, host=host)
+
+
 @tried_again("promote {inputs.challenger.iteration:04d}")
 def promote(run: Run, inputs: PromoteInputs) -> Champion:
     """Decides between the challenger and who was champion when it was asked for."""
@@ -137,11 +156,16 @@ def prune(run: Run) -> None:
 
 
 def made(
-    run: Run, step: Step[InputsT, ArtifactT], inputs: InputsT, path: str, policy: Checkpoint | None = None
+    run: Run,
+    step: Step[InputsT, ArtifactT],
+    inputs: InputsT,
+    path: str,
+    policy: Checkpoint | None = None,
+    host: Host | None = None,
 ) -> ArtifactT:
     """The artifact at `path`: what is there, else made now."""
     if done := run.finished(step, inputs, path):
         # Prefect takes a returned state as the task's own, and gives its data to whoever asks for the result.
         return cast(ArtifactT, Completed(name="Reused", message=f"{path} was finished before", data=done))
     with shown(run.root.name, step.name, get_run_logger().info) as say:
-        return run.make(step, inputs, path, say, policy)
+        return run.make(step, inputs, path, say, policy, host(say) if host else None)

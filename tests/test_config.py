@@ -52,7 +52,7 @@ def test_every_config_is_understood(file: Path) -> None:
         (("iterations = 3", "iterations = 0"), "iterations = 0: should be greater than or equal to 1"),
         (("iterations = 3", ""), "iterations is missing"),
         (('name = "small"', 'name = "../up"'), "name = '../up'"),
-        (("[model.pretrain]\nsteps = 1", "[model]\n"), "model: give either model.base or a table [model.pretrain]"),
+        (("steps = 1", "steps = 1\n[model]\nbase = 'a/b'"), "model: give either model.base or a table [model.pretrain]"),
         (("[evaluate]", "[runtime]\ntype='process'\nparalel = 2\n[evaluate]"), "did you mean runtime.parallel?"),
         (("[evaluate]", "[runtime]\ntype='slurm'\n[evaluate]"), "runtime = {'type': 'slurm'}: "),
         (("[evaluate]", "[evaluate"), "is not TOML"),
@@ -95,6 +95,12 @@ def test_a_plan_refuses_what_does_not_fit(tmp_path: Path, override: str, message
     with pytest.raises(InvalidInputs) as caught:
         Plan(read(tmp_path, SMALL, override))
     assert message in str(caught.value)
+
+
+def test_settings_without_a_model_are_for_evaluations_only(tmp_path: Path) -> None:
+    config = read(tmp_path, SMALL.replace("[model.pretrain]\nsteps = 1", ""))
+    with pytest.raises(InvalidInputs, match=r"small has no model to train: give either model.base or a table"):
+        config.to_train()
 
 
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:

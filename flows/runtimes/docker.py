@@ -41,7 +41,7 @@ from steps.common.errors import InvalidInputs, StepFailed
 from steps.common.step import ArtifactT, Inputs, InputsT, Step, partials_of
 from steps.serving.settings import ServeInputs
 
-PLAYS = frozenset({"rollout", "evaluate"})
+PLAYS = frozenset({"rollout", "evaluate", "evaluate_model"})
 """Steps that need the model server."""
 LEAVING = 10.0
 """Seconds that the last lines of a container may take to arrive."""
