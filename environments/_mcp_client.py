@@ -2,26 +2,33 @@
 
 What a tool does wrong comes back as text for the model. What ends the connection is raised, and ends the attempt. A
 server that was started here ends with its connection: its stdin is closed, after 2 s it gets SIGTERM, after 4 s
-SIGKILL, and all of its process group with it.
+SIGKILL, and all of its process group with it. Where this process is killed, `_mcp_guard.py` sees to that.
 """
 
 import asyncio
 import json
 import os
 import re
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
 from typing import IO, TYPE_CHECKING, Any
 
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters, stdio_client, types
+from mcp.client.streamable_http import streamable_http_client
 from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from mcp.server import Server
 
+GUARD = Path(__file__).with_name("_mcp_guard.py")
+CONNECTING = 30.0
+"""Seconds until a connection stands, or takes what is sent. Answers have the session's own timeouts."""
 MOST_PAGES = 100
 LONGEST_RESULT = 20_000
 """Characters of a tool's answer; what is longer is refused."""
@@ -40,6 +47,15 @@ class Command:
     arguments: Sequence[str]
     forwarded: Sequence[str] = ()
     """Names of environment variables that it gets, besides PATH, HOME and the like."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server that speaks streamable HTTP."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with each request. `${NAME}` in them stands for an environment variable."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +102,9 @@ class Session:
 
 @asynccontextmanager
 async def connected(
-    target: "Command | str | Server[Any]", startup_timeout: float, call_timeout: float
+    target: "Command | Address | Server[Any]", startup_timeout: float, call_timeout: float
 ) -> AsyncIterator[Session]:
-    """A server, by command, by URL or in this process. The timeouts, in seconds, are for its tools and for each answer.
+    """A server, by command, by address or in this process. The timeouts, in seconds, are for its tools and an answer.
 
     Raises `ServerFailed`; what is raised meanwhile comes out bare, not in a task group's `ExceptionGroup`.
     """
@@ -108,17 +124,42 @@ async def connected(
             raise _explained(error, where, session, written) from None
 
 
-def _transport(target: "Command | str | Server[Any]", written: IO[str]) -> Any:
-    if not isinstance(target, Command):
-        return target
-    command, *arguments = target.arguments
+def _transport(target: "Command | Address | Server[Any]", written: IO[str]) -> Any:
+    if isinstance(target, Address):
+        return _over_http(target.url, {name: _filled_in(target, name) for name in target.headers})
+    return _on_stdio(target, written) if isinstance(target, Command) else target
+
+
+def _on_stdio(target: Command, written: IO[str]) -> Any:
+    arguments = ["-S", str(GUARD), *target.arguments]
     environment = {name: os.environ[name] for name in target.forwarded if name in os.environ}
-    return stdio_client(StdioServerParameters(command=command, args=arguments, env=environment), written)  # type: ignore[arg-type]
+    return stdio_client(StdioServerParameters(command=sys.executable, args=arguments, env=environment), written)  # type: ignore[arg-type]
 
 
-def _name(target: "Command | str | Server[Any]") -> str:
-    shown = target if isinstance(target, str) else " ".join(target.arguments) if isinstance(target, Command) else "here"
-    return f"the MCP server {shown}"
+@asynccontextmanager
+async def _over_http(url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(CONNECTING, read=None)) as client,
+        streamable_http_client(url, http_client=client) as streams,
+    ):
+        yield streams
+
+
+def _filled_in(target: Address, header: str) -> str:
+    """The header's value. Raises `ServerFailed`, which does not show it: it may hold a secret."""
+    try:
+        return Template(target.headers[header]).substitute(os.environ)
+    except KeyError as error:
+        reason = f"needs the environment variable {error.args[0]}, which is not set here"
+    except ValueError:
+        reason = "has a $ that names no variable: write ${NAME}, or $$ for a dollar"
+    raise ServerFailed(f"{_name(target)} can't be used: the header {header} {reason}")
+
+
+def _name(target: "Command | Address | Server[Any]") -> str:
+    if isinstance(target, Address):
+        return f"the MCP server {target.url}"
+    return f"the MCP server {' '.join(target.arguments) if isinstance(target, Command) else 'here'}"
 
 
 async def _all_tools(client: Client) -> list[types.Tool]:

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from openai import AsyncOpenAI, OpenAIError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from environments._mcp_client import Command, ServerFailed, connected
+from environments._mcp_client import Address, Command, ServerFailed, connected
 
 ROUNDS = 6
 """Requests, at most."""
@@ -142,8 +142,19 @@ def _key(scenario: Scenario) -> str:
     return " ".join("".join(c if c.isalnum() else " " for c in scenario.task.casefold()).split())
 
 
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError("write it as NAME=VALUE")
+    return name, value
+
+
 async def _main(arguments: argparse.Namespace) -> None:
-    target = arguments.mcp_url or Command(arguments.command, arguments.forward)
+    target = (
+        Address(arguments.mcp_url, dict(arguments.header))
+        if arguments.mcp_url
+        else Command(arguments.command, arguments.forward)
+    )
     key = os.environ.get(arguments.key_variable, "none")
     async with (
         connected(target, startup_timeout=TIMEOUT, call_timeout=TIMEOUT) as session,
@@ -164,11 +175,16 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=16, help="tasks to train on")
     parser.add_argument("--test", type=int, default=8, help="tasks to hold out")
     parser.add_argument("--mcp-url", help="of the MCP server, where it speaks streamable HTTP")
+    parser.add_argument(
+        "--header", action="append", default=[], type=_header, help="NAME=VALUE for --mcp-url; ${NAME} is a variable"
+    )
     parser.add_argument("--forward", action="append", default=[], help="an environment variable the command gets")
     parser.add_argument("command", nargs="*", help="starts the MCP server, where it speaks on stdio")
     arguments = parser.parse_args()
     if bool(arguments.mcp_url) == bool(arguments.command):
         parser.error("name the MCP server: a command after --, or --mcp-url")
+    if arguments.header and not arguments.mcp_url:
+        parser.error("--header goes with --mcp-url")
     if arguments.train < 1 or arguments.test < 1:
         parser.error("--train and --test must be at least 1: a run needs both")
     try:

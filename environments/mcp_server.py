@@ -17,6 +17,8 @@ model write one. The reward is `reward`'s, an `async def grade(task, attempt)` r
 OpenPipe ART's MCP example does, from which complete_task and the bound on a tool's answer (20,000 characters) are too.
 
 `{seed}` in `command` and `url` stands for the task's seed, so that a server may start each attempt of a group alike.
+
+It needs the package `mcp`, of the extra `agents`, where rollouts run.
 """
 
 import importlib
@@ -94,25 +96,30 @@ class McpServer(Environment):
     process of its own."""
     url: str | None = None
     """Of a server that speaks MCP over streamable HTTP."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Sent to the URL with each request. `${NAME}` stands for an environment variable where rollouts run, so that no
+    secret is in a file: `{ Authorization = "Bearer ${TOKEN}" }`."""
     forwarded: tuple[str, ...] = ()
     """Names of environment variables that the command gets, besides PATH, HOME and the like."""
     scenarios: Path | None = None
-    """JSONL: a task a line, `{"id": …, "split": "train" | "test", "task": "…"}`; None: tasks about the stockroom."""
+    """JSONL: a task a line, `{"id": …, "split": "train" | "test", "task": "…"}`; without it: about the stockroom."""
     reward: str | None = None
-    """`package.module:function`, an `async def grade(task, attempt)`; None: the stockroom's, or 1 for completing."""
+    """`package.module:function`, an `async def grade(task, attempt)`; without it: as told above."""
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = KINDS
-    """Of tasks about the stockroom."""
+    """Of tasks about the stockroom: how many there are, what they are worth, to move some, to clear a shelf."""
     tool_calls: Literal["native", "text"] = "native"
     """How the model is told of tools and calls them: by its chat template and the server's parser
     (`serve.tool_call_parser`), or in the text of the messages, for models whose template has no tools."""
     max_turns: PositiveInt = 10
+    """After them the attempt ends."""
     startup_timeout: PositiveFloat = 60.0
     """Seconds until a server has listed its tools."""
     call_timeout: PositiveFloat = 30.0
     """Seconds for a tool's answer; after them the call counts as failed."""
     train_tasks: PositiveInt = 8192
+    """Tasks to train on, about the stockroom."""
     test_tasks: PositiveInt = 64
-    """Of the stockroom."""
+    """Held-out tasks, about the stockroom."""
 
     @field_validator("reward")
     @classmethod
@@ -125,6 +132,8 @@ class McpServer(Environment):
     def _server_has_tasks(self) -> Self:
         if self.command and self.url:
             raise ValueError("a server has a command or a url, not both")
+        if self.headers and not self.url:
+            raise ValueError("`headers` go with a url")
         if (self.command or self.url) and not self.scenarios:
             raise ValueError("a server of your own needs `scenarios`, a file of tasks")
         return self
@@ -172,7 +181,7 @@ class McpServer(Environment):
             arguments = [part.replace("{seed}", str(task.seed)) for part in self.command]
             return _client_module().Command(arguments, self.forwarded)
         if self.url:
-            return self.url.replace("{seed}", str(task.seed))
+            return _client_module().Address(self.url.replace("{seed}", str(task.seed)), self.headers)
         return importlib.import_module("environments._mcp_stock_server").stock_server(Stock.of_seed(task.seed))
 
     def _opening(self, request: str, tools: Sequence[dict[str, Any]]) -> list[Message]:

@@ -152,3 +152,11 @@ def test_the_command_writes_tasks_for_a_server_that_it_starts(writer: tuple[Writ
     assert (done.returncode, done.stdout) == (0, f"{file}: 3 tasks to train on, 1 held out\n")
     assert '"name": "list_shelf"' in scripted.requests[-1]["messages"][0]["content"]
     assert len(file.read_text().splitlines()) == 4
+
+
+@pytest.mark.slow
+def test_a_header_of_the_command_is_filled_in(tmp_path: Path) -> None:
+    given = ["--out", str(tmp_path / "tasks.jsonl"), "--model", "m", "--header", "Authorization=Bearer ${NOT_SET}"]
+    done = run(*given, "--mcp-url", "http://127.0.0.1:9/mcp")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "the header Authorization needs the environment variable NOT_SET" in done.stderr

@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 from environment_fixtures import in_turn, play
 
 from environments import Environment, Message, Policy, Task, load
-from environments._mcp_client import LONGEST_RESULT, Command, ServerFailed, connected
+from environments._mcp_client import LONGEST_RESULT, Address, Command, ServerFailed, connected
 from environments._mcp_stock import TOOLS, Stock
 from environments._tool_calls import as_text
 
@@ -136,7 +138,7 @@ async def facts(target: Any) -> tuple[Any, ...]:
 
 
 async def test_the_stockroom_is_the_same_over_every_transport(http: str) -> None:
-    tools, wires, failed, state = await facts(http)
+    tools, wires, failed, state = await facts(Address(http))
     assert [tool["parameters"] for tool in tools] == [tool["input_schema"] for tool in TOOLS]
     assert (wires.text, wires.failed, failed) == ("A: 5, C: 3", False, True)
     assert state == json.loads(Stock.of_seed(SEED).state())
@@ -186,7 +188,7 @@ def test_a_server_that_dies_fails_the_attempt(hostile: Command, tasks: Path, tmp
 
 async def test_a_server_over_http_that_dies_ends_the_session() -> None:
     with over_http() as (server, url), pytest.raises(ServerFailed, match=rf"MCP server {url} is gone: "):
-        async with connected(url, PATIENCE, PATIENCE) as session:
+        async with connected(Address(url), PATIENCE, PATIENCE) as session:
             assert not (await session.call("list_shelf", {"shelf": "A"})).failed
             server.kill()
             server.wait(timeout=PATIENCE)
@@ -245,8 +247,19 @@ async def test_a_cancelled_attempt_leaves_no_process(hostile: Command, tasks: Pa
     assert attempt.cancelled() and not alive(pid)
 
 
-def test_a_killed_attempt_leaves_no_process(hostile: Command, tmp_path: Path) -> None:
-    """The server's stdin ends with its client, whoever ended that."""
+# Answers nobody, and minds neither the end of its stdin nor SIGTERM.
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [HOSTILE, DEAF], ids=["reads", "deaf"])
+def test_a_killed_attempt_leaves_no_process(program: str, hostile: Command, tmp_path: Path) -> None:
+    (tmp_path / "hostile.py").write_text(program)
     script = textwrap.dedent(f"""
         import asyncio
         from environments._mcp_client import Command, connected
@@ -264,6 +277,45 @@ def test_a_killed_attempt_leaves_no_process(hostile: Command, tmp_path: Path) ->
     os.kill(client.pid, signal.SIGKILL)
     client.wait(timeout=PATIENCE)
     wait_until(lambda: not alive(pid))
+
+
+def test_headers_are_sent_with_what_the_environment_has(monkeypatch: pytest.MonkeyPatch, tasks: Path) -> None:
+    monkeypatch.setenv("SERVERS_TOKEN", "s3cr3t")
+    headers = {"Authorization": "Bearer ${SERVERS_TOKEN}", "X-Price": "5 $$"}
+    with guarded_door() as (url, seen):
+        environment, task = with_server(tasks, url=url, headers=headers)
+        with pytest.raises(ServerFailed, match="can't be used") as error:
+            play(environment, task, in_turn([]))
+    assert (seen[0]["authorization"], seen[0]["x-price"]) == ("Bearer s3cr3t", "5 $")
+    assert "s3cr3t" not in str(error.value) + environment.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [("Bearer ${NOT_SET}", "needs the environment variable NOT_SET, which is not set"), ("5 $", "names no variable")],
+)
+def test_a_header_that_can_not_be_filled_in_is_one_line(value: str, reason: str, tasks: Path) -> None:
+    environment, task = with_server(tasks, url="http://127.0.0.1:9/mcp", headers={"Authorization": value})
+    with pytest.raises(ServerFailed, match=f"127.0.0.1:9/mcp can't be used: the header Authorization .*{reason}"):
+        play(environment, task, in_turn([]))
+
+
+@contextmanager
+def guarded_door() -> Iterator[tuple[str, list[Message]]]:
+    """A URL that lets nobody in, and the headers that came."""
+    seen: list[Message] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append({name.lower(): value for name, value in self.headers.items()})
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/mcp", seen
+        server.shutdown()
 
 
 async def test_a_command_gets_the_variables_that_are_named_and_no_others(
