@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint types bench pins images base-image test-docker clean
+.PHONY: help setup demo test test-fast lint types docs bench pins images base-image test-docker clean
 
 PYTHON := .venv/bin/python
 # Tests of steps/grpo import torch, so they run in its environment, and no other collects them.
@@ -32,6 +32,9 @@ lint: setup ## Check style and formatting
 types: setup ## Check types, of steps.grpo against the packages of its own environment
 	.venv/bin/mypy --exclude '^steps/grpo/'
 	.venv/bin/mypy --package steps.grpo --python-executable .venvs/train/bin/python --cache-dir .mypy_cache/train
+
+docs: setup ## Write docs/environments.md anew from the code
+	$(PYTHON) tools/environments-page
 
 bench: setup ## Run the benchmarks; each prints a table
 	$(PYTHON) benchmarks/rollout.py

@@ -34,12 +34,13 @@ class MailEnvironment(Environment):
     """About those, as JSONL: `{"id": …, "split": …, "question": …, "answer": …, "message_ids": […], "inbox_address": …,
     "query_date": …}`."""
     judge: Judge | None = None
-    """Asked about an answer that is not word for word the known one; None: such an answer is wrong."""
+    """Asked about an answer that is not word for word the known one; without it such an answer is wrong."""
     max_turns: PositiveInt = 10
+    """After them the attempt ends."""
     max_results: PositiveInt = 10
     """Most hits of a search."""
     test_tasks: PositiveInt = 128
-    """At most, of those about made-up mails."""
+    """Held-out tasks at most, where the mails are made up."""
 
     @model_validator(mode="after")
     def _enron_has_questions(self) -> Self:

@@ -21,9 +21,11 @@ class Judge(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: str
+    """By the name that its server knows."""
     base_url: str = "https://api.openai.com/v1"
+    """Of its server."""
     key_variable: str | None = None
-    """The environment variable that holds the key; None for a server that asks for none."""
+    """The environment variable that holds the key; left out for a server that asks for none."""
     timeout: PositiveFloat = 60.0
     """Seconds that an answer may take."""
     retries: Annotated[int, Field(ge=0)] = 3

@@ -6,11 +6,15 @@ with one of them, so often and once more, or from the second time on with `end_t
 ends the turn; after each turn a rival team covers one of its words. The game ends when a team has none left, with the
 assassin, or at once with a reply that breaks these rules.
 
-Rewarded, as in OpenPipe ART's example: -100 for a reply against the rules, -30 for the assassin, + 10 (own words found)
-/ (own words), and + the rival's words left where the team wins, else - its own words left. There, each of four seats
-has its own reward. Here the two seats share one, the rival is the clock of the game for two (so a limit of turns is not
-needed), and there is no dictionary: a clue that is no word is allowed. Turns: at most as many as the rival has words,
-each a clue and its guesses; with the defaults at most 8 clues and 16 guesses.
+Rewarded, as in OpenPipe ART's example (examples/codenames of its notebooks):
+
+    -100 for a reply against the rules, -30 for the assassin, else 0
+    + 10 (own words found) / (own words)
+    + (the rival's words left) where the team wins, else - (its own words left)
+
+There, each of four seats has its own reward. Here the two seats share one, the rival is the clock of the game for two
+(so a limit of turns is not needed), and there is no dictionary: a clue that is no word is allowed. Turns: at most as
+many as the rival has words, each a clue and its guesses; with the defaults at most 8 clues and 16 guesses.
 
 Each seat is a conversation, so a trajectory has two sequences, and both are trained with its one advantage. The words
 are in `codenames_words.txt`, a list made for this project.
@@ -128,11 +132,15 @@ class Codenames(Environment):
     """Codenames for a spymaster and a guesser."""
 
     own_words: Annotated[int, Field(ge=1, le=100)] = 9
+    """That the team is to find."""
     rival_words: Annotated[int, Field(ge=1, le=100)] = 8
+    """Of which one is covered after each turn."""
     neutral_words: Annotated[int, Field(ge=0, le=100)] = 7
-    """One more word is the assassin: 25 with the defaults."""
+    """That only end a turn. One more word is the assassin: 25 with the defaults."""
     train_tasks: PositiveInt = 8192
+    """Tasks to train on."""
     test_tasks: PositiveInt = 256
+    """Held-out tasks."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         first, count = (0, self.train_tasks) if split == "train" else (TEST_SEEDS, self.test_tasks)

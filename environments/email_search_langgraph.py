@@ -6,7 +6,7 @@ are made, and who asked for too much is stopped by the graph's recursion limit.
 
 Asked and rewarded as in `email_search`. Turns: at most 10.
 
-It needs the packages of the extra `agents`, where rollouts run.
+It needs the packages `langgraph` and `langchain-openai`, of the extra `agents`, where rollouts run.
 """
 
 import importlib.util
@@ -71,7 +71,7 @@ class EmailSearchLangGraph(MailEnvironment):
     """An agent of LangGraph with tools for an inbox."""
 
     test_tasks: PositiveInt = 32
-    """At most, of those about made-up mails."""
+    """Held-out tasks at most, where the mails are made up."""
 
     async def rollout(self, task: Task, policy: Policy) -> Result:
         _check_packages()

@@ -9,6 +9,9 @@ it, else 0.
 
 No question is in both splits, however small the dataset: a question's hash says whether it is held out, and a task
 whose question is of the other split takes that of its next seed.
+
+It needs the package `reasoning-gym` wherever questions are made: for the flow, the rollouts and `model.pretrain`. It is
+the extra `reasoning`, of which a part is compiled when it is installed, by a C compiler.
 """
 
 import json
@@ -45,9 +48,11 @@ class ReasoningGymTasks(Environment):
     dataset: str = "chain_sum"
     """reasoning-gym's name of it."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Of the dataset's configuration, but for its seed and size: how hard the questions are."""
+    """Of the dataset's configuration, but for its seed and size: they say how hard the questions are."""
     train_tasks: Annotated[int, Field(ge=1, le=NEXT_SEED)] = 8192
+    """Tasks to train on."""
     test_tasks: PositiveInt = 256
+    """Held-out tasks."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         first, count = (0, self.train_tasks) if split == "train" else (TEST_SEEDS, self.test_tasks)

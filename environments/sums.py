@@ -1,7 +1,9 @@
 """Small sums, with a second chance: the least that a model which can talk may learn from.
 
-Asked: `7 + 5 =`, after three sums that are worked out in the conversation; after a wrong answer once more. Rewarded: 1
-for the right number at once, 0.5 at the second try, 0 otherwise; the reply's first number counts. Turns: at most 2.
+Asked: `7 + 5 =`, after three sums that are worked out in the conversation; after a wrong answer once more. The
+reply's first number counts. Turns: at most 2.
+
+Rewarded, by a rule of our own: 1 for the right number at once, 0.5 at the second try, 0 otherwise.
 """
 
 import re

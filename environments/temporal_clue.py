@@ -5,7 +5,7 @@ weapon, for another motive, and one of them is the murderer. Clues relate these:
 "The one in the attic came right before the murderer", "Bruno is either the one at 20:00 or the one moved by envy". The
 reply ends with a line for each of five questions, `A. Ada`; the last line of a letter counts, capitals do not matter.
 
-Rewarded, as in OpenPipe ART's example: (questions answered right) / 5. Turns: 1.
+Rewarded, as in OpenPipe ART's example (examples/temporal_clue): (questions answered right) / 5. Turns: 1.
 
 The puzzles are made here, of the task's seed: a SAT solver proves that each has one answer, and that no clue can be
 left out. They get harder with the number of suspects, and without clues that say outright what belongs together.
@@ -39,7 +39,9 @@ class TemporalClue(Environment):
     direct_clues: bool = True
     """Whether clues may say outright what belongs together; without, they only exclude, order, or leave two choices."""
     train_tasks: PositiveInt = 8192
+    """Tasks to train on."""
     test_tasks: PositiveInt = 256
+    """Held-out tasks."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         first, count = (0, self.train_tasks) if split == "train" else (TEST_SEEDS, self.test_tasks)

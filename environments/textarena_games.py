@@ -11,6 +11,9 @@ usual penalty, where it trips over a reply. For the default, GuessTheNumber-v0 w
 TextArena plays by Python's global source of chance. Here each game has a state of its own, which follows from the
 task's seed, so games that are played at once do not disturb each other. Seeds of the splits are disjoint; where a game
 has few beginnings, some are in both. Games for several players would need an opponent, and are refused.
+
+It needs the package `textarena`, of the extra `agents`, wherever games are played: for the flow, the rollouts and
+`model.pretrain`.
 """
 
 import io
@@ -41,8 +44,11 @@ class TextarenaGames(Environment):
     game: str = DEFAULT
     """TextArena's name of it, such as `Mastermind-v0` or `2048-v0-easy`."""
     max_turns: PositiveInt = 100
+    """A game that goes on longer is worth 0."""
     train_tasks: PositiveInt = 8192
+    """Tasks to train on."""
     test_tasks: PositiveInt = 256
+    """Held-out tasks."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         Game(self.game, 0)  # A game that can't be played is said now.

@@ -6,8 +6,8 @@ Asked: a cell name (`b2`), bare or as `<move>b2</move>`. Each turn a user messag
     O b2 c2
     a3 b3 c3
 
-Rewarded, as in OpenPipe ART's example: win 1, draw 0.5, loss 0; an invalid move ends the game with
--1 + ln(m+1)/ln(100), where m is the number of moves made before it. Turns: at most 5.
+Rewarded, as in OpenPipe ART's example (examples/tic_tac_toe): win 1, draw 0.5, loss 0; an invalid move ends the game
+with -1 + ln(m+1)/ln(100), where m is the number of moves made before it. Turns: at most 5.
 
 The opponent's answer to a board is a function of the task's seed and the board, so that the attempts of a group meet
 the same opponent and differ by the policy's choices alone.
@@ -37,7 +37,9 @@ class TicTacToe(Environment):
     plays: Literal["X", "O", "either"] = "X"
     """The agent's side; X moves first; `either` alternates with the seed."""
     train_tasks: int = 8192
+    """Tasks to train on."""
     test_tasks: int = 256
+    """Held-out tasks."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         first, count = (0, self.train_tasks) if split == "train" else (TEST_SEEDS, self.test_tasks)

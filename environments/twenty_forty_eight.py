@@ -10,10 +10,14 @@ Asked: `left`, `right`, `up` or `down`, bare or as `<move>left</move>`. Each tur
 A move slides all tiles; two equal ones that meet become their sum, once a move; then a tile appears in a free cell, 2
 with probability 0.9, else 4. A move that shifts nothing is accepted, and the tile appears all the same.
 
-Rewarded, as in OpenPipe ART's example: 2 for reaching the target T; -1 for a reply that is no move, at once;
-else (log2(largest) - 1) / (log2(T) - 1) + 0.2 (log2(sum) - 1) / (log2(cells T) - 1), with the last board's largest tile
-and sum of tiles (there, cells = 16). Unlike there, a full board does not end the game as long as two tiles can merge; a
-move that shifts nothing on it gives the game up. Turns: at most cells T / 2, as each adds 2 or 4 to the sum; for the
+Rewarded, as in OpenPipe ART's example (examples/2048), by the target T and the last board's largest tile and sum:
+
+    2                                                                       for reaching the target
+    -1                                                                      for a reply that is no move, at once
+    (log2(largest) - 1) / (log2(T) - 1) + 0.2 (log2(sum) - 1) / (log2(cells T) - 1)     else; there, cells = 16
+
+Unlike there, a full board does not end the game as long as two tiles can merge; a move that shifts nothing on it gives
+the game up. Turns: at most cells T / 2, as each adds 2 or 4 to the sum; for the
 defaults some 80.
 
 The start and each new tile are functions of the task's seed and the board, so that equal moves meet equal luck.
@@ -50,7 +54,9 @@ class TwentyFortyEight(Environment):
     target: Annotated[int, Field(ge=8)] = 128
     """The tile that wins, a power of two."""
     train_tasks: PositiveInt = 8192
+    """Tasks to train on."""
     test_tasks: PositiveInt = 256
+    """Held-out tasks."""
 
     @model_validator(mode="after")
     def _target_can_be_reached(self) -> Self:
