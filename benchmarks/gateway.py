@@ -15,11 +15,11 @@ import time
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from socket import socket
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
-from steps.agent.gateway import Address, Gateway
+from steps.agent.gateway import Gateway
 from steps.agent.limits import RolloutLimits
 from steps.agent.recorder import Recorder
 from steps.agent.sampling import Notices
@@ -29,6 +29,13 @@ from steps.common.settings import SamplingSettings
 REQUESTS, ROUNDS = 2000, 3
 STUB = Path(__file__).parents[1] / "tests/stub_server.py"
 MESSAGES = [{"role": "system", "content": "You play X."}, {"role": "user", "content": "X b1 c1\nO b2 c2\na3 b3 c3"}]
+
+
+class Address(NamedTuple):
+    """Where to ask, and with which key."""
+
+    base_url: str
+    api_key: str
 
 
 async def serve_gateway(url: str) -> None:

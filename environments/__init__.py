@@ -2,13 +2,17 @@
 
 import importlib
 import inspect
+import os
 import pkgutil
+import sys
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from environments._program import ProgramEnvironment
 from environments._tasks_file import read_tasks
 from environments.base import (
     Environment,
@@ -56,7 +60,11 @@ class CoroutineEnvironment(Environment):
 
     async def rollout(self, task: Task, policy: Policy) -> Result:
         result = await _import(self.agent)(task, policy)
-        return result if isinstance(result, Result) else Result(reward=result)
+        if isinstance(result, Real):
+            return Result(reward=float(result))
+        if not isinstance(result, Result):
+            raise TypeError(f"{self.agent} returned {_short(result)}; it must return a number, or a Result")
+        return result
 
 
 def available() -> list[str]:
@@ -67,10 +75,12 @@ def available() -> list[str]:
 def load(name: str, **options: Any) -> Environment:
     """The environment called `name`, with its options.
 
-    `name` is one of `available()`, `package.module:Class`, or `package.module:function` with the option `file`, a
-    JSONL file of tasks. Raises `UnknownEnvironment`.
+    `name` is one of `available()`; `package.module:Class`; `package.module:function` with the option `file`, a JSONL
+    file of tasks; or `program` with `file` and `command`. Raises `UnknownEnvironment`.
     """
     try:
+        if name == "program":
+            return ProgramEnvironment(**options)
         if ":" not in name:
             return _shipped(name)(**options)
         found = _import(name)
@@ -80,14 +90,15 @@ def load(name: str, **options: Any) -> Environment:
             return CoroutineEnvironment(agent=name, **options)
     except ValidationError as error:
         raise UnknownEnvironment(_explain(name, error)) from None
-    raise UnknownEnvironment(f"{name} is neither an Environment class nor an async function(task, policy)")
+    hint = f": write `async def {name.rpartition(':')[2]}(task, policy)`" if inspect.isfunction(found) else ""
+    raise UnknownEnvironment(f"{name} is neither an Environment class nor an async function(task, policy){hint}")
 
 
 def _shipped(name: str) -> type[Environment]:
     if name not in available():
         raise UnknownEnvironment(
             f"there is no environment {name!r}: tried environments/{name}.py; there are {', '.join(available())}. "
-            f"For your own write package.module:Class or package.module:function"
+            f"For your own write package.module:Class, package.module:function, or program"
         )
     module = importlib.import_module(f"environments.{name}")
     classes = [
@@ -105,13 +116,25 @@ def _import(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise UnknownEnvironment(
-            f"{path}: no module {error.name!r} can be imported; is its package installed here?"
-        ) from None
+        raise UnknownEnvironment(f"{path}: {_missing(module_name, error.name or '')}") from None
+    except SyntaxError as error:
+        raise UnknownEnvironment(f"{path}: {error.filename}:{error.lineno}: {error.msg}") from None
     if not hasattr(module, attribute):
         public = [key for key, item in vars(module).items() if inspect.getmodule(item) is module]
         raise UnknownEnvironment(f"{path}: {module_name} has no {attribute!r}; it has {', '.join(public) or 'nothing'}")
     return getattr(module, attribute)
+
+
+def _missing(module: str, name: str) -> str:
+    if not f"{module}.".startswith(f"{name}."):
+        return f"{module} imports {name!r}, which is not installed in {sys.prefix}"
+    where = f"in {Path.cwd()}, on PYTHONPATH ({os.environ.get('PYTHONPATH') or 'empty'}) or in {sys.prefix}"
+    return f"there is no module {name!r} {where}"
+
+
+def _short(value: object, width: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _explain(name: str, error: ValidationError) -> str:

@@ -13,6 +13,13 @@ from openai import AsyncOpenAI
 from environments.base import Complete, RequestRefused
 
 CHAT = "/chat/completions"
+INSTEAD = {
+    "/messages": "Anthropic's Messages API is not offered, since vLLM gives no token ids there",
+    "/responses": "OpenAI's Responses API is not offered, since vLLM gives no exact tokens there (the Agents SDK has "
+    "OpenAIChatCompletionsModel)",
+    "/completions": "completions of plain text are not offered",
+}
+"""Why other ways to ask a model are refused, by the end of their path."""
 
 
 class CompletionTransport(httpx2.AsyncBaseTransport):
@@ -22,11 +29,10 @@ class CompletionTransport(httpx2.AsyncBaseTransport):
         self._complete = complete
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if request.method != "POST" or not request.url.path.endswith(CHAT):
-            message = f"this endpoint records POST {CHAT} only, not {request.method} {request.url.path}"
-            return httpx2.Response(404, json={"error": {"message": message, "type": "not_found"}})
-        body = json.loads(await request.aread())
         try:
+            if request.method != "POST" or not request.url.path.endswith(CHAT):
+                raise no_such_endpoint(request.method, request.url.path)
+            body = json.loads(await request.aread())
             response = await self._complete(body)
         except RequestRefused as refusal:
             return httpx2.Response(refusal.status, json=refusal.body)
@@ -34,6 +40,15 @@ class CompletionTransport(httpx2.AsyncBaseTransport):
             return httpx2.Response(200, json=response)
         text = "".join(f"data: {event}\n\n" for event in stream_events(response, body))
         return httpx2.Response(200, text=text, headers={"content-type": "text/event-stream"})
+
+
+def no_such_endpoint(method: str, path: str) -> RequestRefused:
+    """The refusal of anything but chat completions."""
+    asked = "" if method != "POST" or path.endswith(CHAT) else path[path.rfind("/") :]
+    reason = INSTEAD.get(asked, f"there is no {method} {path} here")
+    refusal = RequestRefused(404, f"{reason}: use POST …/v1{CHAT}")
+    refusal.body["type"] = "error"  # Anthropic's clients want it; OpenAI's do not mind
+    return refusal
 
 
 def stream_events(response: dict[str, Any], request: dict[str, Any]) -> Iterator[str]:

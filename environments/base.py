@@ -41,7 +41,9 @@ class RequestRefused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{message} (HTTP {status})")
         self.status = status
-        self.body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": status}}
+        self.body: dict[str, Any] = {
+            "error": {"message": message, "type": "invalid_request_error", "param": None, "code": status}
+        }
         """As OpenAI's API reports errors."""
 
 
@@ -128,14 +130,16 @@ class Policy:
 
     def __init__(self, complete: Complete, *, base_url: str, api_key: str, model: str) -> None:
         self.base_url, self.api_key, self.model = base_url, api_key, model
-        self._complete = complete
+        self.complete = complete
+        self.posted: Result | None = None
+        """What the agent has posted to `{base_url}/reward`, where it is one that does."""
 
     async def chat(self, messages: Sequence[Message], **parameters: Any) -> Message:
         """Asks for the next assistant message. Lighter than `client` by some milliseconds of processor time a call.
 
         `parameters` are those of OpenAI's chat completions (`tools`, `max_tokens`, …).
         """
-        response = await self._complete({"model": self.model, "messages": list(messages), **parameters})
+        response = await self.complete({"model": self.model, "messages": list(messages), **parameters})
         message: Message = response["choices"][0]["message"]
         return message
 
@@ -144,7 +148,7 @@ class Policy:
         """An OpenAI client whose calls are recorded without leaving this process."""
         from environments._client import openai_client
 
-        return openai_client(self._complete, self.base_url, self.api_key)
+        return openai_client(self.complete, self.base_url, self.api_key)
 
     async def close(self) -> None:
         """Closes the client, where one was made."""

@@ -42,8 +42,8 @@ def played_by(answer: Answer) -> Iterator[Policy]:
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return {"id": "1", "object": "chat.completion", "created": 1, "model": "script", "choices": [choice]}
 
-    with gateway().open(complete) as address:
-        yield Policy(complete, base_url=address.base_url, api_key=address.api_key, model="script")
+    with gateway().open(complete) as policy:
+        yield policy
 
 
 @cache

@@ -46,8 +46,7 @@ async def recording(
     endpoint = server if isinstance(server, Endpoint) else Endpoint(server.url, KEY, MODEL)
     async with Upstream(endpoint, limits) as upstream, Gateway(endpoint.model) as gateway:
         recorder = Recorder(upstream, sampling, seed, notices or Notices())
-        with gateway.open(recorder.complete) as address:
-            policy = Policy(recorder.complete, base_url=address.base_url, api_key=address.api_key, model=endpoint.model)
+        with gateway.open(recorder.complete) as policy:
             yield recorder, policy, gateway
             await policy.close()
 

@@ -150,6 +150,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         constant = 1
         """)
     )
+    (tmp_path / "broken_agents.py").write_text("import os\nasync def agent(task policy): ...\n")
+    (tmp_path / "poor_agents.py").write_text("import no_such_library\n")
     rows = [
         {"id": "a", "question": "?", "seed": 4},
         {"id": "b", "question": "!", "split": "test", "data": {"level": 2}},
@@ -188,11 +190,15 @@ def test_a_coroutine_and_a_file_of_tasks_are_an_environment(package: Path) -> No
         (
             "nowhere.agents:Agent",
             {},
-            "no module 'nowhere' can be imported; is its package installed",
+            "there is no module 'nowhere' in .*, on PYTHONPATH",
         ),
         ("own_agents:Riddle", {}, "own_agents has no 'Riddle'; it has .*Riddles"),
         ("own_agents:Riddles", {"difficult": 1}, "option 'difficult'"),
-        ("own_agents:not_async", {}, "own_agents:not_async is neither an Environment class nor an async function"),
+        ("own_agents:not_async", {}, r"neither .*: write `async def not_async\(task, policy\)`"),
+        ("broken_agents:agent", {}, "broken_agents.py:2: invalid syntax"),
+        ("poor_agents:agent", {}, "poor_agents imports 'no_such_library', which is not installed in"),
+        ("program", {"file": "tasks.jsonl"}, "option 'command': Field required"),
+        ("program", {"file": "tasks.jsonl", "command": []}, "option 'command'"),
         ("own_agents:constant", {}, "neither"),
         ("own_agents:number", {}, "option 'file': Field required"),
     ],

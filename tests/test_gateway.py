@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,7 @@ from openai import AsyncOpenAI, AuthenticationError, BadRequestError, InternalSe
 from rollout_fixtures import recording, stub
 from stub_server import END, MODEL, StubServer
 
-from environments import Policy
+from environments import Policy, Result
 from steps.agent.recorder import Recorder
 
 __all__ = ["stub"]
@@ -76,7 +77,7 @@ async def test_errors_look_like_openais(stub: StubServer) -> None:
         assert recorder.fault is None
         with pytest.raises(BadRequestError, match="list of `messages`"):
             await client.chat.completions.create(model=MODEL, messages="hello")  # type: ignore[arg-type]
-        with pytest.raises(NotFoundError, match=r"no POST .*/embeddings here: there are POST …/v1/chat/completions"):
+        with pytest.raises(NotFoundError, match=r"no POST .*/embeddings here: use POST …/v1/chat/completions"):
             await client.embeddings.create(model=MODEL, input="hello")
         async with client_of(policy, api_key="guess") as stranger:
             with pytest.raises(AuthenticationError, match="not this rollout's"):
@@ -92,6 +93,75 @@ async def test_a_body_that_is_not_json_is_refused(stub: StubServer) -> None:
         async with session.post(url, data=b"{", headers=headers) as response:
             assert response.status == 400
             assert "not JSON" in json.loads(await response.read())["error"]["message"]
+
+
+async def post(policy: Policy, path: str, body: bytes | Any, key: str = "") -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key or policy.api_key}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{policy.base_url}{path}", data=data, headers=headers) as response,
+    ):
+        return response.status, json.loads(await response.read())
+
+
+async def test_a_reward_is_posted_once_and_ends_the_rollout(stub: StubServer) -> None:
+    async with recording(stub) as (_, policy, _):
+        assert (await post(policy, "/reward", {"reward": 1}, key="guess"))[0] == 401
+        assert policy.posted is None
+        result = {"reward": 1, "metrics": {"turns": 2}, "metadata": {"answer": ["a"]}}
+        assert await post(policy, "/reward", result) == (200, {"reward": 1.0})
+        assert policy.posted == Result(reward=1.0, metrics={"turns": 2.0}, metadata={"answer": ["a"]})
+        status, body = await post(policy, "/reward", {"reward": 0.5})
+        assert (status, policy.posted.reward) == (409, 1.0)
+        assert "has its reward already" in body["error"]["message"]
+        async with client_of(policy) as client:
+            with pytest.raises(NotFoundError, match="over: its reward was posted"):
+                await client.chat.completions.create(model=MODEL, messages=HELLO)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "the body: Invalid JSON"),
+        (b'{"reward": NaN}', "finite number, not nan"),
+        ([1], "the body: "),
+        ({}, "reward: Field required"),
+        ({"reward": "1"}, "reward: Input should be a valid number"),
+        ({"reward": None}, "reward: Input should be a valid number"),
+        ({"reward": True}, "reward: Input should be a valid number"),
+        ({"reward": 1, "score": 2}, "score: Extra inputs"),
+        ({"reward": 1, "metrics": {"turns": "two"}}, "metrics.turns: Input should be a valid number"),
+    ],
+)
+async def test_a_reward_that_is_none_is_refused(stub: StubServer, body: Any, message: str) -> None:
+    async with recording(stub) as (_, policy, _):
+        status, answer = await post(policy, "/reward", body)
+        assert (status, policy.posted) == (400, None)
+    assert message in answer["error"]["message"]
+    assert "\n" not in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/messages", "Anthropic's Messages API is not offered"),
+        ("/responses", "Responses API is not offered.*OpenAIChatCompletionsModel"),
+        ("/completions", "completions of plain text"),
+        ("/embeddings", "there is no POST /rollouts/.*/v1/embeddings here"),
+    ],
+)
+async def test_what_gives_no_exact_tokens_is_refused_as_both_makers_clients_know_it(
+    stub: StubServer, path: str, message: str
+) -> None:
+    async with recording(stub) as (recorder, policy, _):
+        status, answer = await post(policy, path, {"model": MODEL, "messages": HELLO, "max_tokens": 5})
+        assert (status, answer["type"], recorder.calls()) == (404, "error", [])
+        assert re.search(f"{message}.*: use POST …/v1/chat/completions", answer["error"]["message"])
+        with pytest.raises(NotFoundError) as error:  # in this process
+            await policy.client.post(path, body={}, cast_to=object)
+        assert answer["error"]["message"] in str(error.value)
+    assert stub.requests == []
 
 
 async def test_a_rollout_that_is_over_has_no_address(stub: StubServer) -> None:

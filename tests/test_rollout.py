@@ -86,8 +86,8 @@ def test_evaluation_averages_held_out_tasks(served: StubServer, tmp_path: Path) 
     [
         ("raises", "LookupError", "no such shelf\nin here"),
         ("hangs", "RolloutTimeout", "no result after 0.3 s"),
-        ("returns_nothing", "ValidationError", "valid number"),
-        ("returns_text", "ValidationError", "valid number"),
+        ("returns_nothing", "TypeError", "agents:returns_nothing returned None; it must return a number, or a Result"),
+        ("returns_text", "TypeError", "returned 'a good one'"),
         ("returns_nan", "BadReward", "the reward is nan"),
         ("returns_infinity", "BadReward", "the reward is inf"),
         ("measures_nan", "BadMetric", "the metric 'speed' is nan"),

@@ -64,9 +64,7 @@ async def _try(venue: Venue, task: Task, attempt: int, number: int) -> Trajector
     seed = f"{venue.seed}/{task.id}/{attempt}/{number}"
     recorder = venue.recorder(venue.upstream, venue.sampling, seed, venue.notices)
     started = time.monotonic()
-    with venue.gateway.open(recorder.complete) as address:
-        model = venue.upstream.model
-        policy = Policy(recorder.complete, base_url=address.base_url, api_key=address.api_key, model=model)
+    with venue.gateway.open(recorder.complete) as policy:
         outcome = await _bounded(_attempt(venue.environment, task, policy), venue)
         recorder.close()
         await policy.close()

@@ -16,7 +16,7 @@ class EnvironmentSettings(Record):
     """The environment and its options."""
 
     name: str
-    """A shipped environment, `package.module:Class`, or `package.module:function` with the option `file`."""
+    """A shipped environment, `package.module:Class`, `package.module:function` with the option `file`, or `program`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The environment's own fields."""
 
