@@ -1,10 +1,12 @@
 """A run's folder with a tiny base model, a first checkpoint whose adapter differs from it, and ragged batches."""
 
+import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import polars as pl
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -19,6 +21,7 @@ from steps.train import TRAIN, TrainInputs, TrainSettings
 
 VOCABULARY = 320
 LORA = LoraSettings(rank=8, alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
+ITERATIONS = 3
 GROUP_SIZES = (4, 4, 3, 2)
 """The second group has equal rewards: all its advantages are 0."""
 
@@ -132,3 +135,22 @@ def train(root: Path, checkpoint: Checkpoint, batch: Batch, **settings: Any) -> 
     """One update in this process."""
     path = f"checkpoints/{checkpoint.iteration + 1:04d}"
     return TRAIN.run(train_inputs(checkpoint, batch, **settings), root, path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[Path, Checkpoint, list[Batch]]:
+    """A run's folder, its checkpoint 0, and a batch for each iteration."""
+    checkpoint = start_run(tmp_path)
+    batches = []
+    for i in range(ITERATIONS):
+        rows = ragged_rows(seed=i)
+        on_policy(tmp_path, checkpoint, rows, 0.7)
+        batches.append(write_batch(tmp_path, i, rows))
+    return tmp_path, checkpoint, batches
+
+
+def copied(run: tuple[Path, Checkpoint, list[Batch]], name: str) -> Path:
+    """A copy of the run's folder, beside it."""
+    target = run[0].parent / f"{run[0].name}-{name}"
+    shutil.copytree(run[0], target)
+    return target

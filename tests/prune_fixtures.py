@@ -19,9 +19,12 @@ from steps.common.artifacts import (
 )
 from steps.common.nights import newest_checkpoint
 from steps.common.receipts import RECEIPT, Backup, BackupInputs, Sent, next_path
+from steps.common.retention import Policy, Verdict
 from steps.common.step import Inputs, Step, Workspace
 from steps.common.storage import write_atomically
+from steps.prune import backed_up, prune
 
+BACKUP = {"BACKUP_BUCKET": "nights"}
 COUNTS = {"failed": 0, "failures": {}}
 PLAYED = {"iteration": 0, "groups": 1, "trajectories": 2, "mean_reward": 0.5, **COUNTS}
 TOKENS = {"sequences": 2, "prompt_tokens": 1, "completion_tokens": 1}
@@ -174,3 +177,13 @@ class Everything(Record):
         """Of `root`."""
         found = (path for path in root.rglob("*") if path.is_file() and path.name != layout.LOCK)
         return cls(files={path.relative_to(root).as_posix(): path.read_bytes() for path in found})
+
+
+def silent(root: Path, policy: Policy, dry_run: bool = False) -> list[Verdict]:
+    """Prunes, and says nothing."""
+    return prune(root, policy, backed_up(root), lambda line: None, dry_run)
+
+
+def going(verdicts: list[Verdict]) -> list[str]:
+    """Paths of what goes."""
+    return [verdict.path for verdict in verdicts if verdict.goes]

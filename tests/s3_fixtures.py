@@ -28,6 +28,8 @@ from steps.common import layout
 from steps.common.artifacts import Checkpoint
 from steps.common.runs import RunRecord, write_record
 from steps.common.step import Inputs, Step, Workspace
+from steps.remote.bucket import Bucket
+from steps.remote.inventory import RemoteRun
 from steps.remote.settings import BucketSettings
 
 KEY, SECRET = "key-of-tests", "secret-that-must-not-be-seen-anywhere"
@@ -274,6 +276,11 @@ def make_run(root: Path, checkpoints: int = 3, seed: int = 0) -> Path:
             make(root, layout.rollouts(i, 0), seed + i, **{"trajectories.parquet": 2000})
             make(root, layout.groups(i), seed + i, **{"groups.parquet": 2000})
     return root
+
+
+def remote(place: BucketSettings, run: str = "night") -> RemoteRun:
+    """The run as it lies in the bucket."""
+    return RemoteRun(Bucket(place), run)
 
 
 def tree(root: Path, *without: str) -> dict[str, bytes]:

@@ -3,12 +3,13 @@
 import shutil
 from pathlib import Path
 
+from prune_fixtures import History
+
 from steps.common import layout
 from steps.common.backups import backup_of
 from steps.common.receipts import finished
 from steps.common.retention import artifacts_aside
 from steps.common.status import damages, pruned
-from tests.prune_fixtures import History
 
 
 def test_neither_what_is_hidden_or_set_aside_nor_a_log_is_an_artifact(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s3_fixtures import BUCKET, SECRET, Weed, make, make_run, tree
+from s3_fixtures import BUCKET, SECRET, Weed, make, make_run, remote, tree
 
 from steps.backup import backup
 from steps.common import layout
@@ -21,15 +21,9 @@ from steps.common.retention import Policy
 from steps.common.rewind import Rewind, rewind
 from steps.prune import backed_up, prune
 from steps.remote import push, upload
-from steps.remote.bucket import Bucket
 from steps.remote.errors import BackupConflict
-from steps.remote.inventory import RemoteRun
 from steps.remote.settings import BucketSettings
 from steps.restore import restore
-
-
-def remote(place: BucketSettings, run: str = "night") -> RemoteRun:
-    return RemoteRun(Bucket(place), run)
 
 
 def test_the_bucket_mirrors_the_run_and_only_what_is_new_travels(tmp_path: Path, place: BucketSettings) -> None:

@@ -1,59 +1,36 @@
-"""The steps `initialize` and `train`: exact across processes and folders; what goes wrong leaves no checkpoint."""
+"""The step `train`: exact across processes and folders, and what each setting does."""
 
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 import torch
-from grpo_fixtures import LORA, make_base, on_policy, ragged_rows, start_run, train, train_inputs, write_batch
+from grpo_fixtures import ITERATIONS, copied, ragged_rows, run, train, train_inputs, write_batch
 from safetensors.torch import load_file
 
 from steps.common.artifacts import Batch, Checkpoint, read_manifest
-from steps.common.errors import CorruptArtifact, InvalidInputs
 from steps.common.models import PROBE, Probe
 from steps.common.step import Workspace
 from steps.grpo import model as grpo_model
 from steps.grpo.adapter import CONFIG, WEIGHTS, load_weights
 from steps.grpo.batch import read_rows
 from steps.grpo.update import make_trainer
-from steps.initialize import INITIALIZE, InitializeInputs
 from steps.train import TrainSettings
 
+__all__ = ["run"]
 pytestmark = pytest.mark.train
 
 ROOT = Path(__file__).parents[1]
-ITERATIONS = 3
 TWO_STEPS = {"updates_per_iteration": 2, "tokens_per_micro_batch": 64}
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> tuple[Path, Checkpoint, list[Batch]]:
-    """A run's folder, its checkpoint 0, and a batch for each iteration."""
-    checkpoint = start_run(tmp_path)
-    batches = []
-    for i in range(ITERATIONS):
-        rows = ragged_rows(seed=i)
-        on_policy(tmp_path, checkpoint, rows, 0.7)
-        batches.append(write_batch(tmp_path, i, rows))
-    return tmp_path, checkpoint, batches
 
 
 def optimizer_of(root: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     return dict(torch.load(root / checkpoint.path / "optimizer.pt", weights_only=True))
-
-
-def copied(run: tuple[Path, Checkpoint, list[Batch]], name: str) -> Path:
-    target = run[0].parent / f"{run[0].name}-{name}"
-    shutil.copytree(run[0], target)
-    return target
 
 
 def in_a_process(root: Path, checkpoint: Checkpoint, batch: Batch, *launcher: str, **settings: Any) -> Checkpoint:
@@ -257,93 +234,6 @@ def test_a_batch_without_an_advantage_teaches_nothing_but_the_kl(run: tuple[Path
     assert not train(root, first, batch).updated
 
 
-def test_without_the_optimizer_training_does_not_go_on(run: tuple[Path, Checkpoint, list[Batch]]) -> None:
-    root, first, batches = run
-    second = train(root, first, batches[0])
-    (root / second.path / "optimizer.pt").unlink()
-    with pytest.raises(CorruptArtifact, match=r"optimizer\.pt is missing"):
-        train(root, second, batches[1])
-    assert not (root / "checkpoints/0002").exists()
-
-
-def spoil_logprob(rows: list[dict[str, Any]]) -> None:
-    row = rows[3]
-    row["logprobs"][row["mask"].index(True)] = float("nan")
-
-
-def spoil_advantage(rows: list[dict[str, Any]]) -> None:
-    rows[3]["advantage"] = float("inf")
-
-
-def explode(rows: list[dict[str, Any]]) -> None:
-    """So unlikely for the sampler that the ratio overflows, and too good for the clip."""
-    for row in rows:
-        row["advantage"] = -1.0
-        row["logprobs"] = [-1e4 * sampled for sampled in row["mask"]]
-
-
-def unknown_token(rows: list[dict[str, Any]]) -> None:
-    rows[3]["token_ids"][0] = 5000
-
-
-def no_prompt(rows: list[dict[str, Any]]) -> None:
-    rows[3]["mask"][0] = True
-
-
-def unequal(rows: list[dict[str, Any]]) -> None:
-    rows[3]["logprobs"].append(0.0)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (spoil_logprob, "task-0, attempt 2 has a sampled token without a finite log-probability"),
-        (spoil_advantage, "task-0, attempt 2 has advantage inf"),
-        (explode, "the loss of optimizer step 1 is not finite"),
-        (unknown_token, "holds token 5000, but the base model knows 320 tokens"),
-        (no_prompt, "starts with a sampled token"),
-        (unequal, "unequal lengths"),
-    ],
-    ids=lambda value: value.__name__ if callable(value) else "",
-)
-def test_what_cannot_be_trained_on_leaves_no_checkpoint(
-    run: tuple[Path, Checkpoint, list[Batch]], spoil: Any, message: str
-) -> None:
-    root, first, _ = run
-    rows = ragged_rows()
-    spoil(rows)
-    with pytest.raises(InvalidInputs, match=message):
-        train(root, first, write_batch(root, 0, rows))
-    assert [path.name for path in (root / "checkpoints").iterdir()] == ["0000"]
-
-
-def test_a_metric_that_is_not_finite_leaves_no_checkpoint(run: tuple[Path, Checkpoint, list[Batch]]) -> None:
-    """One token's ratio overflows even float64, while its sequence's ratio is clipped."""
-    root, first, _ = run
-    rows = ragged_rows()
-    row = max(rows, key=lambda row: sum(row["mask"]))
-    row["advantage"], row["logprobs"][row["mask"].index(True)] = 1.0, -85.0 * sum(row["mask"])
-    with pytest.raises(InvalidInputs, match="importance_ratio_max of this update is not finite"):
-        train(root, first, write_batch(root, 0, rows), loss_type="grpo", importance_sampling_level="sequence")
-    assert not (root / "checkpoints/0001").exists()
-
-
-def test_a_gradient_that_is_not_finite_leaves_no_checkpoint(run: tuple[Path, Checkpoint, list[Batch]]) -> None:
-    root, first, batches = run
-    workspace = Workspace(root, "x", root / "out")
-    trainer = make_trainer(train_inputs(first, batches[0]), workspace, read_rows(root / batches[0].path))
-    parameter = next(p for p in trainer.model.parameters() if p.requires_grad)
-    parameter.register_hook(lambda gradient: gradient * float("inf"))
-    with pytest.raises(InvalidInputs, match="the gradient of optimizer step 1 is not finite"):
-        trainer.train()
-
-
-def test_a_collapsed_entropy_leaves_no_checkpoint(run: tuple[Path, Checkpoint, list[Batch]]) -> None:
-    root, first, batches = run
-    with pytest.raises(InvalidInputs, match="below min_entropy 50"):
-        train(root, first, batches[0], min_entropy=50)
-
-
 def test_too_much_kl_skips_the_remaining_steps(run: tuple[Path, Checkpoint, list[Batch]]) -> None:
     root, first, batches = run
     free = train(copied(run, "free"), first, batches[0], updates_per_iteration=4, learning_rate=0.1)
@@ -367,87 +257,6 @@ def test_two_ranks_do_the_work_of_one(run: tuple[Path, Checkpoint, list[Batch]])
     mine, theirs = load_file(root / alone.path / WEIGHTS), load_file(other / both.path / WEIGHTS)
     for name, value in mine.items():
         torch.testing.assert_close(theirs[name], value, atol=1e-4, rtol=0)
-
-
-def initialize(root: Path, base_model: str, **lora: Any) -> Checkpoint:
-    inputs = InitializeInputs(base_model=base_model, lora=LORA.model_copy(update=lora))
-    return INITIALIZE.run(inputs, root, "checkpoints/0000")
-
-
-def test_a_missing_base_model_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInputs, match="there is no base model '/no/such/folder'"):
-        initialize(tmp_path, "/no/such/folder")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidInputs, match=r"empty holds no model"):
-        initialize(tmp_path, "empty")
-    with pytest.raises(InvalidInputs, match="there is no base model 'a/b/c'"):
-        initialize(tmp_path, "a/b/c")
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # it retries for half a minute
-    with pytest.raises(InvalidInputs, match="the hub can't be reached: set base_model to a folder"):
-        initialize(tmp_path, "some/model")
-    assert not (tmp_path / "checkpoints/0000").exists()
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Answers as the hub does for a gated and for an unknown model."""
-
-    def do_HEAD(self) -> None:
-        gated = "gated" in self.path
-        self.send_response(403 if gated else 404)
-        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
-
-
-def test_a_gated_model_asks_for_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Hub)
-    Thread(target=server.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
-        template = "" if name == "ENDPOINT" else "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(f"huggingface_hub.constants.{name}", endpoint + template)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with pytest.raises(InvalidInputs, match="some/gated is gated and HF_TOKEN is not set"):
-        initialize(tmp_path, "some/gated")
-    with pytest.raises(InvalidInputs, match="the hub has no model some/typo"):
-        initialize(tmp_path, "some/typo")
-    server.shutdown()
-    server.server_close()
-
-
-def test_an_adapter_that_does_not_fit_is_explained(tmp_path: Path) -> None:
-    make_base(tmp_path / "model")
-    with pytest.raises(InvalidInputs, match="target_modules does not fit the base model"):
-        initialize(tmp_path, "model", target_modules=["no_such_module"])
-    with pytest.raises(InvalidInputs, match="lm_head"):
-        initialize(tmp_path, "model", target_modules=["lm_head"])
-
-
-def test_the_first_adapter_is_the_seeds(tmp_path: Path) -> None:
-    runs = [tmp_path / name for name in ("a", "b", "c")]
-    digests = [start_run(root, seed=seed).digest for root, seed in zip(runs, (0, 0, 1), strict=True)]
-    assert digests[0] == digests[1] != digests[2]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"loss_type": "cispo"}, "cispo needs epsilon_high"),
-        ({"loss_type": "dr_grpo"}, "dr_grpo needs max_completion_length"),
-        ({"old_logprobs": "behaviour"}, "leaves nothing to correct"),
-        ({"loss_type": "vespo", "importance_correction": "sequence_mask"}, "vespo takes"),
-        ({"final_learning_rate": 0.1}, "go together"),
-        ({"loss_type": "bnpo"}, "Input should be"),
-        ({"epsilon": -0.1}, "greater than or equal to 0"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TrainSettings(**settings)
 
 
 def test_threads_are_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,35 +20,30 @@ from prefect import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter
 from run_fixtures import group_of, store_rollouts
-from s3_fixtures import BUCKET, Proxy, Weed, make, place, proxy, tree, weed
+from s3_fixtures import Proxy, Weed, make, tree
 from test_runtime_pool import EXTENDED, worker
 from vllm_fixtures import tiny_inputs
 
-from flows.runtimes.by_bucket import Depot
 from flows.runtimes.places import PLACES
-from flows.runtimes.pool import PoolRuntime, depot_of
+from flows.runtimes.pool import PoolRuntime
 from flows.runtimes.pool_settings import PoolSettings
 from steps.backup import backup
 from steps.collate import COLLATE, CollateInputs
 from steps.common import layout
-from steps.common.artifacts import Artifact, Batch, Checkpoint, read_manifest, verify
-from steps.common.errors import InvalidInputs, StepFailed
-from steps.common.models import digest_of_model
+from steps.common.artifacts import Batch, Checkpoint, read_manifest, verify
+from steps.common.errors import StepFailed
 from steps.common.rewind import Rewind, rewind
 from steps.common.runs import RunRecord, write_record
 from steps.common.settings import EnvironmentSettings
 from steps.common.step import ArtifactT, Inputs, InputsT, Step, Workspace
 from steps.group import GROUP, GroupInputs
 from steps.remote.bucket import Bucket
-from steps.remote.errors import BackupConflict
 from steps.remote.inventory import RemoteRun
 from steps.remote.settings import BucketSettings
-from steps.remote.transfer import Request, Wanted, deliver, link_own_base
 from steps.restore import restore
 from steps.serving.adapters import load_adapter
 from steps.serving.endpoint import Endpoint
 
-__all__ = ["place", "proxy", "weed"]
 # Prefect's own clients are collected rather than closed.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
@@ -229,73 +224,6 @@ def make_batch(root: Path) -> Batch:
         return {"iteration": 0, "sequences": 1, "tokens": 1, "trained_tokens": 1, "dropped": {}}
 
     return Step("collate", Inputs, Batch, work).run(Inputs(), root, layout.batch(0))
-
-
-class Dice(Artifact):
-    """Something that comes out otherwise each time."""
-
-
-def roll(inputs: Inputs, workspace: Workspace) -> dict[str, Any]:
-    (workspace.out / "eyes").write_bytes(os.urandom(100))
-    (workspace.out / "more").write_bytes(os.urandom(100))
-    return {}
-
-
-DICE = Step("dice", Inputs, Dice, roll)
-WANTED = Wanted(path="odd/dice", fingerprint=Inputs().fingerprint(), stale=[])
-
-
-def request(owner: str) -> Request:
-    return Request(wanted=WANTED, inputs="{}", env={}, needs={}, base_digest=None, owner=owner)
-
-
-def test_of_two_attempts_the_first_that_is_delivered_stands(place: BucketSettings, tmp_path: Path) -> None:
-    bucket, roots = Bucket(place), [tmp_path / machine / "night" for machine in ("one", "two")]
-    ours = Depot(tmp_path / "flow/night", place, at_work=())
-    first, second = (DICE.run(Inputs(), root, WANTED.path) for root in roots)
-    for root in roots:
-        deliver(bucket, root, request(ours.owner))
-    found = WANTED.found(ours.run(WANTED.path))
-    assert found and found.manifest.digest == first.digest != second.digest
-    ours.make_room(WANTED)  # it fits, and stays
-    assert WANTED.found(ours.run(WANTED.path)) == found
-    theirs = Depot(tmp_path / "theirs/night", place, at_work=())
-    with pytest.raises(BackupConflict, match=r"odd/dice was put there by .*two machines"):
-        theirs.make_room(WANTED.model_copy(update={"fingerprint": "other"}))
-
-
-def test_what_killed_attempts_left_is_in_nobodys_way(weed: Weed, place: BucketSettings, tmp_path: Path) -> None:
-    root = tmp_path / "one/night"
-    ours = Depot(tmp_path / "flow/night", place, at_work=())
-    by = {"by": "another/1", "for": ours.owner, "sha256": "0"}
-    weed.client().put_object(Bucket=BUCKET, Key=place.key("night", "odd/dice/eyes"), Body=b"half", Metadata=by)
-    for name in ("logs/dice/odd-dice.request", "logs/train/checkpoints-0001.request"):
-        weed.client().put_object(Bucket=BUCKET, Key=place.key("night", name), Body=b"{}")
-    after = Depot(tmp_path / "flow/night", place, at_work={"checkpoints/0001"})
-    assert [path for path in after.run().objects if path.startswith("logs/")] == ["logs/train/checkpoints-0001.request"]
-    after.make_room(WANTED)
-    made = DICE.run(Inputs(), root, WANTED.path)
-    deliver(Bucket(place), root, request(ours.owner))
-    found = WANTED.found(ours.run(WANTED.path))
-    assert found and found.manifest.digest == made.digest
-
-
-def test_a_machine_needs_the_bucket_and_the_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BACKUP_BUCKET", raising=False)
-    with pytest.raises(InvalidInputs, match=r"shared_disk = false needs a bucket: set BACKUP_BUCKET"):
-        depot_of(tmp_path / "night", at_work=())
-    model = tmp_path / "models/tiny"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    root, digest = tmp_path / "night", digest_of_model(model)
-    root.mkdir()
-    with pytest.raises(InvalidInputs, match="NIGHTSCHOOL_BASE_MODEL is not set on"):
-        link_own_base(root, digest)
-    monkeypatch.setenv("NIGHTSCHOOL_BASE_MODEL", str(model))
-    with pytest.raises(InvalidInputs, match=r"does not hold the run's base model .digest other"):
-        link_own_base(root, "other")
-    link_own_base(root, digest)
-    assert (root / layout.BASE).resolve() == model
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from test_serving import gone_within, members
+from test_serving_supervisor import gone_within, members
 from vllm_fixtures import checkpoint, probe_tokens, start, started, tiny_inputs
 
 from steps.common.errors import CorruptArtifact, InvalidInputs, ServerFault, WrongWeights
