@@ -5,10 +5,15 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.server import ServerRecord, ensure_server, home, wait_until_ready
 from steps.common.errors import NightschoolError
 from steps.common.runs import find_run, runs_folder
+
+if TYPE_CHECKING:
+    from flows.contest import Contest
+    from steps.evaluate_model import ModelServer
 
 HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 """Seconds. `nightschool up` has Prefect call a flow run crashed that was not heard of for three times as long."""
@@ -30,22 +35,26 @@ def train_with_server(file: Path, overrides: Sequence[str]) -> None:
     print_result(runs_folder() / config.name, server)
 
 
-def evaluate_with_server(run: str, iteration: int | None) -> None:
-    """Evaluates a checkpoint of a run, the newest where `iteration` is None, and prints what came of it."""
-    from flows.checkpoints import iteration_of
-    from flows.config import recorded_config
-    from flows.plan import Plan
+def evaluate_with_server(
+    run: str | None,
+    env: str | None,
+    iteration: int | None,
+    model: str | None,
+    at: "ModelServer | None",
+    overrides: Sequence[str],
+) -> None:
+    """Has held-out tasks played, and prints how all compare that have played them."""
+    from flows.contest import Contest
 
-    root = find_run(run)
-    iteration = iteration_of(root, iteration)
-    Plan(recorded_config(root))
+    contest = Contest.of(run, env, iteration, model, at, overrides)  # says what is wrong before anything is started
     server = start_server()
 
     from flows.evaluate import evaluate
 
     prepare(server)
-    evaluate(str(root), iteration)
-    print_result(root, server)
+    evaluate(str(contest.root) if run else None, iteration, model, env, at, overrides)
+    print_result(contest.root, server)
+    print_compared(contest)
 
 
 def promote_with_server(run: str, iteration: int | None) -> None:
@@ -89,6 +98,15 @@ def print_result(root: Path, server: ServerRecord | None) -> None:
     print_status(status_of(root))
     print(f"run   {root}")
     print(f"UI    {server.ui if server else os.environ['PREFECT_API_URL'].removesuffix('/api')}")
+
+
+def print_compared(contest: "Contest") -> None:
+    """How all do that have played in the environment, where there are several."""
+    from flows.status import print_comparison
+    from steps.common.comparison import comparison
+
+    found = comparison(contest.root, contest.config.environment.model_dump(mode="json"), checkpoints=True)
+    print_comparison(found)
 
 
 def client_settings(server: ServerRecord | None) -> dict[str, str]:

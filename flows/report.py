@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from steps.common.report import Report, cells, curve, report_of, write_html
+from steps.common.report import Report, cells, compared, curve, report_of, write_html
 
 SHOWN = 200
 """Iterations in the table: the newest. The page in the run's folder has all of them."""
@@ -32,9 +32,13 @@ def key_of(run: str, what: str) -> str:
 
 
 def markdown(report: Report, page: Path) -> str:
-    """The curve, held-out rewards, and where the page is."""
+    """The curve, held-out rewards, how other models do, and where the page is."""
     picture = f"![rewards](data:image/svg+xml;base64,{b64encode(curve(report).encode()).decode()})"
     rows = [f"| {e.iteration} | {e.reward:.3f} ± {e.stderr:.3f} | {e.n} |" for e in report.evaluations]
     table = ["| checkpoint | held-out reward | tasks |", "| --- | --- | --- |", *rows] if rows else []
+    others = compared(report)
+    if others:
+        cells = [tuple(row.values()) for row in others]
+        table += ["", *(f"| {' | '.join(row)} |" for row in (tuple(others[0]), ("---",) * len(others[0]), *cells))]
     notes = [line for note in report.notes for line in (note, "")]
     return "\n".join([f"## {report.run}", "", picture, "", *notes, *table, "", f"Every iteration: `{page}`"])

@@ -4,7 +4,7 @@ with Run.open(plan, folder) as run:
     run.make(GROUP, inputs, layout.groups(0), say)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Self
@@ -22,6 +22,9 @@ from steps.common.runs import RunRecord, locked, write_record
 from steps.common.step import ArtifactT, Inputs, InputsT, Step, clear, package_versions, sweep_partials
 from steps.group import GroupInputs
 from steps.remote.settings import BucketSettings
+
+Host = Callable[[Say], Mapping[str, str]]
+"""Has a model served, and returns the environment variables that say where."""
 
 
 class Run:

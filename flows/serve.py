@@ -8,17 +8,20 @@ import os
 import secrets
 import socket
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from flows.config import RunConfig, recorded_config
+from flows.run import Host
 from flows.runtimes.base import Say, Service
 from flows.runtimes.service import DAY, LocalService
-from flows.serving import ModelServer
+from flows.serving import ModelServer, environment_of
 from steps.common.artifacts import Checkpoint
 from steps.common.errors import InvalidInputs
 from steps.common.runs import locked
 from steps.serving.adapters import PolicyEndpoint
+from steps.serving.command import HOST
 from steps.serving.settings import ServeInputs
 from steps.serving.supervisor import Stopped, stop_when_asked
 
@@ -61,6 +64,17 @@ def serve_by_day(root: Path, checkpoint: Checkpoint, host: str, port: int, say: 
                 server.ensure(checkpoint, say)
         except Stopped:
             say("stopped")
+
+
+@contextmanager
+def visiting(root: Path, checkpoint: Checkpoint) -> Iterator[Host]:
+    """Serves a checkpoint to another run on this machine, once that asks for it.
+
+    Raises `RunInUse` where this checkpoint is served already; the host raises as `ModelServer.ensure` does.
+    """
+    desk = Desk(root, checkpoint, HOST, 0, secrets.token_urlsafe(32))
+    with locked(root / desk.folder), closing(ModelServer(desk, awake(recorded_config(root)))) as server:
+        yield lambda say: environment_of(server.ensure(checkpoint, say))
 
 
 def announce(policy: PolicyEndpoint, checkpoint: Checkpoint, secret: bool, say: Say) -> None:

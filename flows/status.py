@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from steps.common.comparison import Comparison
 from steps.common.report import notes_of
 from steps.common.status import IterationStatus, Status
 
@@ -21,6 +22,11 @@ def print_status(status: Status) -> None:
         for row in status.evaluations:
             table.add_row(str(row.iteration), f"{row.reward:.3f} ± {row.stderr:.3f}", str(row.n))
         console.print(table)
+    if status.models:
+        table = Table("model", "held-out reward", "tasks", box=None, header_style="bold")
+        for other in status.models:
+            table.add_row(escape(other.model), f"{other.reward:.3f} ± {other.stderr:.3f}", str(other.n))
+        console.print(table)
     for note in notes_of(status):
         console.print(escape(note), soft_wrap=True)
     if last := status.last_iteration:
@@ -31,6 +37,18 @@ def print_status(status: Status) -> None:
             *_judged(last),
         ]
         console.print(f"iteration {last.iteration}: {', '.join(facts)}")
+
+
+def print_comparison(found: Comparison) -> None:
+    """A row a model, the best first."""
+    console = Console()
+    rows = found.cells()
+    table = Table(*map(escape, rows[0]), box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*map(escape, row.values()))
+    console.print(table)
+    if found.elsewhere:
+        console.print(f"not compared: {found.elsewhere} evaluations with other settings of the environment")
 
 
 def _judged(iteration: IterationStatus) -> list[str]:

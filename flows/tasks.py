@@ -4,7 +4,7 @@ Resumption is the manifests' business alone, so Prefect's results and cache are 
 shows as `Reused`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Task, get_run_logger, task
@@ -14,8 +14,7 @@ from prefect.states import Completed
 
 from flows.progress import shown
 from flows.report import show_report
-from flows.run import Run
-from flows.runtimes.base import Say
+from flows.run import Host, Run
 from steps.backup import backup as send
 from steps.collate import COLLATE, CollateInputs
 from steps.common import layout
@@ -47,8 +46,6 @@ from steps.train import TRAIN, TrainInputs
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Host = Callable[[Say], Mapping[str, str]]
-"""Has a model served, and returns the environment variables that say where."""
 DELAYS = [1.0, 10.0]
 """Seconds before the second and the third attempt."""
 

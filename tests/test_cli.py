@@ -40,6 +40,7 @@ def test_status_is_json_for_programs(run: Path) -> None:
         "iterations": 2,
         "checkpoints": [],
         "evaluations": [],
+        "models": [],
         "last_iteration": None,
         "backup": None,
         "champion": None,

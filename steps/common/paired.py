@@ -10,12 +10,24 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from steps.common.artifacts import PairedTest
+from steps.common.artifacts import PairedTest, Record
 
 RESAMPLES = 10_000
 AT_ONCE = 100
 SEED = 0
 METHOD = f"paired bootstrap over tasks, {RESAMPLES} resamples, percentile"
+
+
+class Interval(Record):
+    """By how much one is better than another, over the tasks that both have played."""
+
+    difference: float
+    low: float | None
+    """The true difference lies between low and high, with `confidence`. None where too few tasks went differently."""
+    high: float | None
+    confidence: float
+    pairs: int
+    """Tasks that both have played."""
 
 
 def compare(
@@ -38,6 +50,24 @@ def compare(
         lower=lower_bound(differences, confidence),
         confidence=confidence,
         margin=margin,
+    )
+
+
+def interval(
+    rewards: Mapping[str, float | None], reference: Mapping[str, float | None], confidence: float
+) -> Interval | None:
+    """By how much rewards are above a reference's, as `compare` pairs them. Returns None where no task has both."""
+    test = compare(rewards, reference, (1 + confidence) / 2, 0.0)
+    other = compare(reference, rewards, (1 + confidence) / 2, 0.0)
+    if test is None or other is None:
+        return None
+    enough = test.different >= fewest(test.confidence)
+    return Interval(
+        difference=test.difference,
+        low=test.lower if enough else None,
+        high=-other.lower if enough else None,
+        confidence=confidence,
+        pairs=test.pairs,
     )
 
 

@@ -13,12 +13,16 @@ import polars as pl
 from steps.common import layout, tables
 from steps.common.artifacts import read_manifest
 from steps.common.errors import CorruptArtifact, InvalidInputs
+from steps.common.evaluations import played
+
+EVALUATION_COLUMNS: tables.Schema = {**tables.TRAJECTORY_COLUMNS, "filename": pl.String}
 
 
 def connect(root: Path) -> duckdb.DuckDBPyConnection:
     """A connection with the views `trajectories`, `groups`, `judgements`, `batch`, `evaluations` and `checkpoints`.
 
-    `evaluations` has the columns of `trajectories`, of held-out tasks; `judgements` has rows where a judge scored.
+    `evaluations` has the columns of `trajectories`, of held-out tasks, and `model`: who played, `run@7` for a
+    checkpoint. `judgements` has rows where a judge scored.
     Raises `CorruptArtifact`, naming the file.
     """
     connection = duckdb.connect()
@@ -26,13 +30,12 @@ def connect(root: Path) -> duckdb.DuckDBPyConnection:
     shards = [
         iteration / "rollouts" / f"{s:03d}" for iteration in iterations for s in layout.numbered(iteration, "rollouts")
     ]
-    evaluations = [root / layout.evaluation(i) for i in layout.numbered(root, "evaluations")]
     _view(connection, "trajectories", shards, tables.TRAJECTORIES, tables.TRAJECTORY_COLUMNS)
     _view(connection, "groups", [i / "groups" for i in iterations], tables.GROUPS, tables.GROUP_COLUMNS)
     judged = [i / "groups" for i in iterations if (i / "groups" / tables.JUDGEMENTS).exists()]
     _view(connection, "judgements", judged, tables.JUDGEMENTS, tables.JUDGEMENT_COLUMNS)
     _view(connection, "batch", [i / "batch" for i in iterations], tables.BATCH, tables.BATCH_COLUMNS)
-    _view(connection, "evaluations", evaluations, tables.TRAJECTORIES, tables.TRAJECTORY_COLUMNS)
+    _evaluations(connection, root)
     connection.register("checkpoints", _checkpoints(root))
     return connection
 
@@ -47,6 +50,18 @@ def select(root: Path, sql: str) -> pl.DataFrame:
     return rows
 
 
+def _evaluations(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
+    """The view, with who played: that is in the manifests, so that files of all versions can be read."""
+    found = [one for one in played(root) if one.is_usual]
+    models = {str(root / one.path / tables.TRAJECTORIES): one.model for one in found}
+    _view(connection, "_evaluations", [root / one.path for one in found], tables.TRAJECTORIES, EVALUATION_COLUMNS)
+    schema = {"filename": pl.String, "model": pl.String}
+    connection.register("_models", pl.DataFrame(list(models.items()), schema=schema, orient="row"))
+    connection.execute(
+        "CREATE VIEW evaluations AS SELECT * EXCLUDE filename FROM _evaluations JOIN _models USING (filename)"
+    )
+
+
 def _view(
     connection: duckdb.DuckDBPyConnection, name: str, folders: list[Path], file: str, schema: tables.Schema
 ) -> None:
@@ -55,7 +70,7 @@ def _view(
         connection.register(name, pl.DataFrame(schema=schema))
         return
     try:
-        connection.read_parquet(files).create_view(name)
+        connection.read_parquet(files, filename="filename" in schema).create_view(name)
     except duckdb.Error as error:
         raise CorruptArtifact(f"can't read the table {name}: {str(error).splitlines()[0]}") from None
 

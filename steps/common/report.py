@@ -1,6 +1,7 @@
-"""What one wants to know of a run at breakfast, from its manifests alone: a row an iteration, the curve, a page.
+"""What one wants to know of a run at breakfast, from its manifests: a row an iteration, the curve, a page.
 
-The page, `report.html`, stands by itself: no script, no other file.
+The page, `report.html`, stands by itself: no script, no other file. Where other models have played, they are compared
+by their tables of rewards.
 """
 
 import math
@@ -11,11 +12,12 @@ from pathlib import Path
 
 from steps.common import layout
 from steps.common.artifacts import Manifest, Record, read_manifest
+from steps.common.comparison import Comparison, comparison
 from steps.common.status import EvaluationStatus, Status, status_of
 from steps.common.storage import write_atomically
 
 WIDTH, HEIGHT, MARGIN = 720, 260, 40
-TRAINED, HELD_OUT = "#4269d0", "#d1495b"
+TRAINED, HELD_OUT, OTHERS = "#4269d0", "#d1495b", "#6a7f2a"
 STYLE = (
     "body{font:15px system-ui;margin:2em auto;max-width:60em;padding:0 1em}td,th{padding:.2em .8em;text-align:right}"
     "svg{width:100%;height:auto}"
@@ -48,10 +50,12 @@ class Report(Record):
     evaluations: list[EvaluationStatus]
     notes: list[str]
     """Who is champion, and why; how far the run is backed up."""
+    others: Comparison | None = None
+    """Other models and the checkpoint that they are compared with; None where none has played."""
 
 
 def report_of(root: Path) -> Report:
-    """Reads manifests only. Raises `CorruptArtifact`, naming the file."""
+    """Raises `CorruptArtifact`, naming the file."""
     status = status_of(root)
     held_out = {evaluation.iteration: evaluation.reward for evaluation in status.evaluations}
     rows = [
@@ -59,7 +63,13 @@ def report_of(root: Path) -> Report:
         for i in layout.numbered(root, "iterations")
         if (groups := read_manifest(root / layout.groups(i)))
     ]
-    return Report(run=root.name, iterations=rows, evaluations=status.evaluations, notes=list(notes_of(status)))
+    return Report(
+        run=root.name,
+        iterations=rows,
+        evaluations=status.evaluations,
+        others=comparison(root, checkpoints=False) if status.models else None,
+        notes=list(notes_of(status)),
+    )
 
 
 def notes_of(status: Status) -> Iterator[str]:
@@ -90,26 +100,41 @@ def cells(row: IterationReport) -> dict[str, str]:
 
 def write_html(root: Path, report: Report) -> Path:
     """Writes the page into the run's folder."""
-    rows = [cells(row) for row in report.iterations]
-    head = "".join(f"<th>{escape(name)}</th>" for name in (rows[0] if rows else ()))
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row.values())}</tr>" for row in rows)
     notes = "".join(f"<p>{escape(note)}</p>" for note in report.notes)
     page = (
         f"<!doctype html><meta charset=utf-8><title>{escape(report.run)}</title><style>{STYLE}</style>"
-        f"<h1>{escape(report.run)}</h1>{curve(report)}{notes}<table><tr>{head}</tr>{body}</table>"
+        f"<h1>{escape(report.run)}</h1>{curve(report)}{notes}{_table(compared(report))}"
+        f"{_table([cells(row) for row in report.iterations])}"
     )
     write_atomically(root / layout.REPORT, page.encode())
     return root / layout.REPORT
 
 
+def compared(report: Report) -> list[dict[str, str]]:
+    """The rows of other models, as text, by column."""
+    return report.others.cells() if report.others else []
+
+
+def _table(rows: Sequence[dict[str, str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in (rows[0] if rows else ()))
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row.values())}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
 def curve(report: Report) -> str:
-    """Rewards over checkpoints as SVG: the iterations' own as a line, held-out ones with their standard errors."""
+    """Rewards over checkpoints as SVG: the iterations' own as a line, held-out ones with their standard errors.
+
+    Other models learn nothing, so each is a level.
+    """
     trained = [(row.iteration, row.reward) for row in report.iterations if row.reward is not None]
     bars = [(e.iteration, e.reward - e.stderr, e.reward, e.reward + e.stderr) for e in report.evaluations]
-    values = [reward for _, reward in trained] + [value for bar in bars for value in bar[1:]]
+    levels = [
+        (row.model, row.reward) for row in (report.others.models if report.others else []) if not row.is_checkpoint
+    ]
+    values = [reward for _, reward in (*trained, *levels)] + [value for bar in bars for value in bar[1:]]
     if not values:
         return ""
-    low, high, last = min(values), max(values), max(i for i, *_ in (*trained, *bars))
+    low, high, last = min(values), max(values), max((i for i, *_ in (*trained, *bars)), default=0)
     if math.isclose(low, high):
         low, high = low - 0.5, high + 0.5
 
@@ -129,6 +154,11 @@ def curve(report: Report) -> str:
         f'<circle cx="{x(i)}" cy="{y(reward)}" r="3.5" fill="{HELD_OUT}"/>'
         for i, bottom, reward, top in bars
     ]
+    marks += [
+        f'<path d="M{MARGIN} {y(reward)}H{WIDTH - MARGIN}" stroke="{OTHERS}" stroke-dasharray="5 4"/>'
+        f"{_text(MARGIN + 4, float(y(reward)) - 4, escape(model), OTHERS)}"
+        for model, reward in levels
+    ]
     if len(trained) == 1:  # no line yet
         marks += [f'<circle cx="{x(i)}" cy="{y(reward)}" r="3.5" fill="{TRAINED}"/>' for i, reward in trained]
     labels = [
@@ -137,6 +167,7 @@ def curve(report: Report) -> str:
         _text(WIDTH / 2, HEIGHT - 14, "checkpoint"),
         _text(MARGIN, 18, "training reward", TRAINED),
         _text(MARGIN + 130, 18, "held-out reward ± standard error", HELD_OUT),
+        *([_text(MARGIN + 350, 18, "other models' held-out reward", OTHERS)] if levels else []),
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'

@@ -9,6 +9,7 @@ from steps.common.artifacts import Manifest, Record, Usage, read_manifest, verif
 from steps.common.backups import BackupStatus, backup_of
 from steps.common.champion import champion, history
 from steps.common.errors import CorruptArtifact, PrunedArtifact
+from steps.common.evaluations import played
 from steps.common.origin import origin_of
 from steps.common.runs import in_use, read_record
 
@@ -25,6 +26,16 @@ class EvaluationStatus(Record):
     """Held-out reward of one checkpoint."""
 
     iteration: int
+    reward: float
+    stderr: float
+    n: int
+    """Tasks whose rollout did not fail."""
+
+
+class ModelStatus(Record):
+    """Held-out reward of another model."""
+
+    model: str
     reward: float
     stderr: float
     n: int
@@ -69,6 +80,8 @@ class Status(Record):
     """Asked for."""
     checkpoints: list[CheckpointStatus]
     evaluations: list[EvaluationStatus]
+    models: list[ModelStatus]
+    """Other models, in the environment of the run's settings."""
     last_iteration: IterationStatus | None
     champion: int | None = None
     """The iteration of the checkpoint that is champion; None before one was promoted."""
@@ -79,7 +92,8 @@ class Status(Record):
 
 def status_of(root: Path) -> Status:
     """Raises `CorruptArtifact`, naming the file."""
-    target = int(read_record(root).config["iterations"])
+    config = read_record(root).config
+    target = int(config["iterations"])
     evaluations = [_evaluation(i, manifest) for i, manifest in _finished(root, "evaluations")]
     return Status(
         run=root.name,
@@ -91,6 +105,7 @@ def status_of(root: Path) -> Status:
             for i in layout.numbered(root, "checkpoints")
         ],
         evaluations=evaluations,
+        models=_models(root, config.get("environment")),
         last_iteration=_last_iteration(root),
         champion=champion(root),
         last_decision=_last_decision(root),
@@ -128,6 +143,14 @@ def _evaluation(iteration: int, manifest: Manifest) -> EvaluationStatus:
     return EvaluationStatus(
         iteration=iteration, reward=facts["reward"], stderr=facts["stderr"], n=facts["tasks"] - facts["failed"]
     )
+
+
+def _models(root: Path, environment: object) -> list[ModelStatus]:
+    return [
+        ModelStatus(model=one.model, reward=facts["reward"], stderr=facts["stderr"], n=one.n)
+        for one in played(root)
+        if one.iteration is None and one.environment == environment and (facts := one.manifest.artifact)
+    ]
 
 
 def _last_decision(root: Path) -> DecisionStatus | None:

@@ -101,7 +101,8 @@ def read(files: Sequence[Path], schema: Schema) -> pl.DataFrame:
 
 def _read_one(file: Path, schema: Schema) -> pl.DataFrame:
     try:
-        return pl.read_parquet(file).select(pl.col(name).cast(kind) for name, kind in schema.items())
+        frame = pl.read_parquet(file, columns=list(schema))
+        return frame.select(pl.col(name).cast(kind) for name, kind in schema.items())
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).split("\n")[0]
         raise CorruptArtifact(
