@@ -32,7 +32,7 @@ from steps.promote import PromotionSettings
 from steps.serving.settings import ServeSettings
 from steps.train import TrainSettings
 
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, description="Seconds for one attempt.")]
 
 
 class ModelSettings(Record):
@@ -79,6 +79,7 @@ class EvaluateSettings(Record):
     every: int = Field(5, ge=1)
     """Evaluates checkpoints 0, every, 2·every, … and the last one."""
     max_failed_fraction: float = Field(0.1, ge=0, le=1)
+    """An evaluation stops the run where a larger share of its attempts fails."""
 
 
 class Timeouts(Record):

@@ -39,17 +39,23 @@ class TrainSettings(Record):
     """Weights by how the trainer's model before the first step differs from the sampler, per token or a whole sequence:
     clamped or zeroed outside [correction_min, correction_max]. Not with `behaviour`, whose ratio holds it already."""
     correction_max: PositiveFloat | None = 3.0
+    """None: no bound."""
     correction_min: NonNegativeFloat | None = None
+    """None: no bound."""
     max_completion_length: PositiveInt | None = None
     """The constant that dr_grpo divides by, in tokens."""
     learning_rate: NonNegativeFloat = 1e-5
+    """Of AdamW, in the first iteration."""
     final_learning_rate: NonNegativeFloat | None = None
     """Reached in a straight line after `decay_iterations` iterations, then kept. None: the rate is constant."""
     decay_iterations: PositiveInt | None = None
     """The horizon of that line. A run may be shorter or longer: it changes nothing."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Share of AdamW's running mean of gradients that a step keeps."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """The same of the mean of their squares."""
     weight_decay: NonNegativeFloat = 0.0
+    """Of AdamW."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients of a larger norm are scaled down to it."""
     updates_per_iteration: PositiveInt = 1

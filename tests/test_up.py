@@ -45,9 +45,16 @@ def test_a_deployment_explains_itself_in_the_form(deployed: dict[str, Any]) -> N
     assert deployed["work_pool"]["job_variables"]["env"] == HEARTBEATS
     if "config" in schema.properties:
         assert schema.required == ["config"]
-        nested = {name: model["properties"] for name, model in schema.definitions.items()}
-        assert nested["Rewind"]["shard"]["description"] == "Only this shard of the rollouts."
-        assert nested["RunConfig"]["iterations"]["description"]
+        rewind = schema.definitions["Rewind"]["properties"]
+        assert rewind["shard"]["description"] == "Only this shard of the rollouts."
+    for name, model in schema.definitions.items():
+        assert model["description"], name
+        assert [key for key, field in model["properties"].items() if not explains_itself(field)] == [], name
+
+
+def explains_itself(field: dict[str, Any]) -> bool:
+    """A setting by its description or the one value that it can have, a table of settings by the model's own."""
+    return "description" in field or "const" in field or "$ref" in str(field)
 
 
 def test_a_flow_in_a_container_gets_the_engine_only_where_it_asks(tmp_path: Path) -> None:

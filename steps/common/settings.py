@@ -50,5 +50,6 @@ class LoraSettings(Record):
     rank: Literal[1, 8, 16, 32, 64, 128, 256] = 16
     """The ranks that vLLM serves."""
     alpha: int = 32
+    """What the adapter adds is scaled by alpha / rank."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the wrapped modules, as both PEFT and vLLM know them."""

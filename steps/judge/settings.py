@@ -18,7 +18,9 @@ class Prices(Record):
     """Of a million tokens, in whatever currency the budget is."""
 
     prompt: NonNegativeFloat
+    """Of those that are sent."""
     completion: NonNegativeFloat
+    """Of those that are answered."""
 
 
 class JudgeBudget(Record):
