@@ -35,7 +35,7 @@ def shown(run: str, step: str, say: Say) -> Iterator[Say]:
     if step not in LONG:
         yield say
         return
-    artifact = Artifact(key_of(run, step), f"{task_run.get_name()} of the run {run}", say)
+    artifact = Artifact(key_of(run, step.replace("_", "-")), f"{task_run.get_name()} of the run {run}", say)
     artifact.move(0.0)
     yield artifact.hear
     artifact.move(1.0)

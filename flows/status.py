@@ -43,7 +43,9 @@ def print_comparison(found: Comparison) -> None:
     """A row a model, the best first."""
     console = Console()
     rows = found.cells()
-    table = Table(*map(escape, rows[0]), box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for name in rows[0]:
+        table.add_column(escape(name), no_wrap=True)
     for row in rows:
         table.add_row(*map(escape, row.values()))
     console.print(table)

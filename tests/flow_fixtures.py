@@ -9,6 +9,7 @@ import pytest
 from prefect.testing.utilities import prefect_test_harness
 from run_fixtures import group_of
 
+from environments import TrajectoryGroup
 from flows import tasks
 from flows.config import RunConfig
 from flows.runtimes.base import Runtime, Say
@@ -83,7 +84,8 @@ class Steps:
         self.note(workspace.path)
         iteration = inputs.checkpoint.iteration
         rewards = self.held_out.get(iteration, [0.5] * len(inputs.tasks))
-        groups = [group_of(task.id, [reward]) for task, reward in zip(inputs.tasks, rewards, strict=True)]
+        played = [group_of(task.id, [reward]).trajectories for task, reward in zip(inputs.tasks, rewards, strict=True)]
+        groups = [TrajectoryGroup(task, attempts) for task, attempts in zip(inputs.tasks, played, strict=True)]
         tables.write(tables.frame_of_groups(groups, iteration, 0), workspace.out / tables.TRAJECTORIES)
         counts = {"tasks": len(inputs.tasks), "failed": 0, "failures": {}}
         return {"iteration": iteration, "reward": 0.5, "stderr": 0.1, "metrics": {}, **counts}

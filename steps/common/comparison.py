@@ -52,7 +52,10 @@ class Comparison(Record):
 
     def cells(self) -> list[dict[str, str]]:
         """Its rows as text, by column."""
-        return [_cells(row, self.reference) for row in self.models]
+        rows = [_cells(row, self.reference) for row in self.models]
+        if all(row.price is None for row in self.models):
+            return [{name: text for name, text in row.items() if name != "price"} for row in rows]
+        return rows
 
 
 def comparison(root: Path, environment: Mapping[str, Any] | None = None, *, checkpoints: bool) -> Comparison:
@@ -82,8 +85,8 @@ def _cells(row: Compared, reference: str | None) -> dict[str, str]:
         "tasks": f"{row.tasks - row.failed}{failed}",
         **({f"less {reference} ({CONFIDENCE:.0%})": _difference(row.difference)} if reference else {}),
         "turns": f"{row.turns:.1f}",
-        "tokens read": f"{row.prompt_tokens:,}" if counted else "—",
-        "tokens written": f"{row.completion_tokens:,}" if counted else "—",
+        "tokens in": f"{row.prompt_tokens:,}" if counted else "—",
+        "tokens out": f"{row.completion_tokens:,}" if counted else "—",
         "price": "—" if row.price is None else f"{row.price:.4g}",
     }
 
@@ -138,5 +141,5 @@ def _label(one: Played, reference: Played | None) -> str:
 def _difference(pairs: Interval | None) -> str:
     if pairs is None:
         return "—"
-    between = "too few differ" if pairs.low is None else f"{pairs.low:+.3f} … {pairs.high:+.3f}"
+    between = "unsure" if pairs.low is None else f"{pairs.low:+.3f} … {pairs.high:+.3f}"
     return f"{pairs.difference:+.3f} ({between})"
