@@ -45,7 +45,7 @@ def print_comparison(found: Comparison) -> None:
     rows = found.cells()
     table = Table(box=None, header_style="bold")
     for name in rows[0]:
-        table.add_column(escape(name), no_wrap=True)
+        table.add_column(escape(name), no_wrap=name != "model", overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row.values()))
     console.print(table)

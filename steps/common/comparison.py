@@ -85,8 +85,7 @@ def _cells(row: Compared, reference: str | None) -> dict[str, str]:
         "tasks": f"{row.tasks - row.failed}{failed}",
         **({f"less {reference} ({CONFIDENCE:.0%})": _difference(row.difference)} if reference else {}),
         "turns": f"{row.turns:.1f}",
-        "tokens in": f"{row.prompt_tokens:,}" if counted else "—",
-        "tokens out": f"{row.completion_tokens:,}" if counted else "—",
+        "tokens in + out": f"{row.prompt_tokens:,} + {row.completion_tokens:,}" if counted else "—",
         "price": "—" if row.price is None else f"{row.price:.4g}",
     }
 
