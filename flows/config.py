@@ -26,10 +26,12 @@ from steps.common.errors import InvalidInputs
 from steps.common.retention import RetentionSettings
 from steps.common.runs import NAME, read_record
 from steps.common.settings import Dtype, EnvironmentSettings, LoraSettings, SamplingSettings
+from steps.demonstrations import ExampleSettings
 from steps.group import GroupSettings
 from steps.pretrain import PretrainSettings
 from steps.promote import PromotionSettings
 from steps.serving.settings import ServeSettings
+from steps.sft import SftSettings
 from steps.train import TrainSettings
 
 Seconds = Annotated[float, Field(gt=0, description="Seconds for one attempt.")]
@@ -55,6 +57,20 @@ class ModelSettings(Record):
         if self.base is not None and self.pretrain is not None:
             raise ValueError("give either model.base or a table [model.pretrain], not both")
         return self
+
+
+class StartSettings(ExampleSettings, SftSettings):
+    """Examples to imitate before the first iteration, and how."""
+
+    @property
+    def examples(self) -> ExampleSettings:
+        """What is imitated."""
+        return ExampleSettings.model_validate(self.model_dump(include=set(ExampleSettings.model_fields)))
+
+    @property
+    def training(self) -> SftSettings:
+        """How."""
+        return SftSettings.model_validate(self.model_dump(include=set(SftSettings.model_fields)))
 
 
 class RolloutSettings(Record):
@@ -87,6 +103,7 @@ class Timeouts(Record):
 
     pretrain: Seconds = 4 * 3600
     initialize: Seconds = 1800
+    sft: Seconds = 12 * 3600
     rollout: Seconds = 4 * 3600
     group: Seconds = 2 * 3600
     collate: Seconds = 3600
@@ -110,6 +127,8 @@ class RunConfig(Record):
     environment: EnvironmentSettings
     model: ModelSettings = ModelSettings()
     lora: LoraSettings = LoraSettings()
+    sft: StartSettings | None = None
+    """With it the run starts from examples: checkpoint 0 has learnt to imitate them."""
     sampling: SamplingSettings = SamplingSettings()
     rollout: RolloutSettings = RolloutSettings()
     group: GroupSettings = GroupSettings()

@@ -10,14 +10,24 @@ from random import Random
 from typing import Any
 
 from environments import Environment, Split, Task
-from flows.config import RunConfig
+from flows.config import RunConfig, StartSettings
 from steps.collate import CollateInputs
 from steps.common import layout
-from steps.common.artifacts import BaseModelFiles, Batch, Checkpoint, Evaluation, Groups, OtherModel, Rollouts
+from steps.common.artifacts import (
+    BaseModelFiles,
+    Batch,
+    Checkpoint,
+    Demonstrations,
+    Evaluation,
+    Groups,
+    OtherModel,
+    Rollouts,
+)
 from steps.common.errors import InvalidInputs
 from steps.common.models import digest_of_model, find_model
 from steps.common.origin import Origin
 from steps.common.step import Inputs
+from steps.demonstrations import DemonstrationsInputs, demonstrations_of
 from steps.evaluate import EvaluateInputs
 from steps.evaluate_model import EvaluateModelInputs, ModelServer
 from steps.group import GroupInputs
@@ -25,6 +35,7 @@ from steps.initialize import InitializeInputs
 from steps.pretrain import PretrainInputs
 from steps.promote import PromoteInputs
 from steps.rollout import RolloutInputs
+from steps.sft import SftInputs
 from steps.train import TrainInputs
 
 
@@ -79,6 +90,24 @@ class Plan:
             lora=config.lora,
             seed=config.seed,
         )
+
+    def demonstrations(self, first: InitializeInputs, root: Path) -> DemonstrationsInputs | None:
+        """The examples that the run at `root` starts from; `first` is what it would start from without.
+
+        None where the settings name none, or those that a fork's origin has learnt from already. Raises
+        `InvalidInputs` where their source is not there.
+        """
+        config, learnt = self.config, first.origin and first.origin.sft
+        if config.sft is None or (learnt and config.sft == StartSettings.model_validate(learnt)):
+            return None
+        base = (first.base_model, first.base_digest)
+        return demonstrations_of(config.sft.examples, root, config.environment, config.seed, base)
+
+    def sft(self, first: InitializeInputs, demonstrations: Demonstrations) -> SftInputs:
+        """What the run would start from without examples, and those."""
+        assert self.config.sft
+        given = {name: getattr(first, name) for name in InitializeInputs.model_fields}
+        return SftInputs(**given, demonstrations=demonstrations, settings=self.config.sft.training)
 
     def shards(self, checkpoint: Checkpoint) -> list[RolloutInputs]:
         """The iteration's tasks, dealt into shards of whole groups."""

@@ -19,7 +19,7 @@ from flows.report import key_of
 from flows.runtimes.base import Say
 from steps.common.progress import share_done
 
-LONG = frozenset({"pretrain", "rollout", "train", "evaluate", "evaluate_model"})
+LONG = frozenset({"pretrain", "sft", "rollout", "train", "evaluate", "evaluate_model"})
 """Steps that are worth watching; the others take less time than it costs to tell of them."""
 EVERY = 3.0
 """Fewest seconds between two calls of Prefect's API."""

@@ -110,6 +110,12 @@ class Run:
         self.news = self.unsaved = True
         return artifact
 
+    def make_here(self, step: Step[InputsT, ArtifactT], inputs: InputsT, path: str) -> ArtifactT:
+        """The artifact at `path`, made now in this process, from what other machines and containers may not see."""
+        artifact = step.run(inputs, self.root, path)
+        self.news = self.unsaved = True
+        return artifact
+
     def judge(self, inputs: GroupInputs) -> Checkpoint | None:
         """The checkpoint to be served while groups are scored: the one that played, where its base model judges."""
         settings = inputs.settings.judge

@@ -23,6 +23,7 @@ from steps.common.artifacts import (
     Batch,
     Champion,
     Checkpoint,
+    Demonstrations,
     Evaluation,
     Groups,
     ModelEvaluation,
@@ -32,6 +33,7 @@ from steps.common.champion import decision_path, incumbent
 from steps.common.errors import InvalidInputs, NightschoolError, WrongWeights
 from steps.common.runs import locked
 from steps.common.step import ArtifactT, InputsT, Step
+from steps.demonstrations import DEMONSTRATIONS, DemonstrationsInputs
 from steps.evaluate import EVALUATE, EvaluateInputs
 from steps.evaluate_model import EVALUATE_MODEL, EvaluateModelInputs
 from steps.group import GROUP, GroupInputs
@@ -42,6 +44,7 @@ from steps.prune import backed_up
 from steps.prune import prune as make_room
 from steps.remote.settings import BucketSettings
 from steps.rollout import ROLLOUT, RolloutInputs
+from steps.sft import SFT, SftInputs
 from steps.train import TRAIN, TrainInputs
 
 P = ParamSpec("P")
@@ -78,6 +81,23 @@ def pretrain(run: Run, inputs: PretrainInputs) -> BaseModelFiles:
 def initialize(run: Run, inputs: InitializeInputs) -> Checkpoint:
     """Makes checkpoint 0."""
     return made(run, INITIALIZE, inputs, layout.checkpoint(0))
+
+
+@tried_again("demonstrations")
+def demonstrations(run: Run, inputs: DemonstrationsInputs) -> Demonstrations:
+    """Gathers examples, here: where other steps run, their source may not be."""
+    if done := run.finished(DEMONSTRATIONS, inputs, layout.DEMONSTRATIONS):
+        return reused(layout.DEMONSTRATIONS, done)
+    gathered = run.make_here(DEMONSTRATIONS, inputs, layout.DEMONSTRATIONS)
+    left_out = ", ".join(f"{count} {reason}" for reason, count in gathered.dropped.items()) or "nothing"
+    get_run_logger().info(f"gathered {gathered.examples} examples ({gathered.source}); left out: {left_out}")
+    return gathered
+
+
+@tried_again("sft", "train")
+def sft(run: Run, inputs: SftInputs) -> Checkpoint:
+    """Makes checkpoint 0 from examples."""
+    return made(run, SFT, inputs, layout.checkpoint(0))
 
 
 @tried_again("serve {checkpoint.iteration:04d}", "serve")
@@ -162,7 +182,14 @@ def made(
 ) -> ArtifactT:
     """The artifact at `path`: what is there, else made now."""
     if done := run.finished(step, inputs, path):
-        # Prefect takes a returned state as the task's own, and gives its data to whoever asks for the result.
-        return cast(ArtifactT, Completed(name="Reused", message=f"{path} was finished before", data=done))
+        return reused(path, done)
     with shown(run.root.name, step.name, get_run_logger().info) as say:
         return run.make(step, inputs, path, say, policy, host(say) if host else None)
+
+
+def reused(path: str, done: ArtifactT) -> ArtifactT:
+    """What a task returns that found its artifact: a state, which Prefect takes as the task's own.
+
+    Whoever asks for the task's result gets its data.
+    """
+    return cast(ArtifactT, Completed(name="Reused", message=f"{path} was finished before", data=done))

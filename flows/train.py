@@ -22,6 +22,7 @@ from steps.common.retention import RetentionSettings
 from steps.common.rewind import Rewind
 from steps.common.runs import runs_folder
 from steps.evaluate import EVALUATE
+from steps.initialize import InitializeInputs
 
 
 class NothingToLearn(NightschoolError):
@@ -71,8 +72,17 @@ def improve(run: Run) -> list[Evaluation]:
 def start(run: Run) -> Checkpoint:
     """The checkpoint to start from; 0 is on a base model that may have to be made first."""
     origin = origin_of(run.root)
-    first = tasks.initialize.submit(run, run.plan.initialize(made_base(run, origin), origin)).result()
+    first = first_checkpoint(run, run.plan.initialize(made_base(run, origin), origin))
     return run.read(Checkpoint, layout.checkpoint(run.plan.first)) if run.plan.first else first
+
+
+def first_checkpoint(run: Run, inputs: InitializeInputs) -> Checkpoint:
+    """Checkpoint 0: an untrained adapter or a fork's, and where the settings say so after it imitated examples."""
+    wanted = run.plan.demonstrations(inputs, run.root)
+    if wanted is None:
+        return tasks.initialize.submit(run, inputs).result()
+    examples = tasks.demonstrations.submit(run, wanted).result()
+    return tasks.sft.submit(run, run.plan.sft(inputs, examples)).result()
 
 
 def made_base(run: Run, origin: Origin | None) -> BaseModelFiles | None:

@@ -1,8 +1,8 @@
 """Step `fork`: copies a checkpoint of another run, for a new one to start from. Makes the artifact `origin`.
 
-The new run's checkpoint 0 is made from it by `initialize`, so that a fork is a run like any other: it has a probe, and
-its KL is to the base model, not to the origin. Its iterations start at 0, and with them the order of the tasks and the
-schedule of the learning rate; with the optimizer, the steps taken go on counting.
+The new run's checkpoint 0 is made from it by `initialize` (or `sft`), so that a fork is a run like any other: it has a
+probe, and its KL is to what its origin's is to, not to the origin. Its iterations start at 0, and with them the order
+of the tasks and the schedule of the learning rate; with the optimizer, the steps taken go on counting.
 """
 
 import json
@@ -25,7 +25,9 @@ from steps.remote.settings import BucketSettings
 
 CONFIG = "adapter_config.json"
 POLICY = frozenset({CONFIG, "adapter_model.safetensors", PROBE})
-"""What plays. The rest of a checkpoint is for the optimizer to go on."""
+"""What plays. The rest of a checkpoint is for the optimizer to go on, but for what the KL is to."""
+REFERENCE = "reference/"
+"""Begins the names of what the KL is to, where that is not the base model."""
 
 
 class ForkInputs(Inputs):
@@ -45,14 +47,16 @@ def fork(inputs: ForkInputs, workspace: Workspace) -> dict[str, Any]:
     """Copies a checkpoint of another run, with or without what its optimizer needs; checks every file."""
     path = layout.checkpoint(inputs.iteration)
     manifest = _finished(inputs.folder / path)
-    names = manifest.files if inputs.with_optimizer else POLICY
+    names = [name for name in manifest.files if inputs.with_optimizer or name in POLICY or name.startswith(REFERENCE)]
     _copy(inputs.folder / path, workspace.out, manifest, names)
     checkpoint = Checkpoint.model_validate({**manifest.artifact, "path": path, "digest": manifest.digest})
+    learnt = read_record(inputs.folder).config.get("sft")
     return {
         "run": inputs.run,
         "checkpoint": checkpoint.model_dump(mode="json"),
         "lora": _lora_of(workspace.out / CONFIG).model_dump(mode="json"),
         "with_optimizer": inputs.with_optimizer,
+        **({"sft": learnt} if learnt else {}),
     }
 
 

@@ -27,7 +27,7 @@ class TrainSettings(Record):
     delta: Annotated[float, Field(gt=1)] | None = None
     """Upper bound on the unclipped ratio: two-sided clipping, for advantages below zero."""
     beta: NonNegativeFloat = 0.0
-    """Weight of the KL to the base model."""
+    """Weight of the KL to the base model, or to what examples made of it where the run starts from some (`[sft]`)."""
     use_bias_correction_kl: bool = True
     """Weights that KL by the importance ratio, which makes its gradient unbiased off policy."""
     old_logprobs: Literal["behaviour", "recompute", "current"] = "recompute"

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from environments import Message
 from environments.tic_tac_toe import TicTacToe
 from steps.common.artifacts import BaseModelFiles
 from steps.common.errors import InvalidInputs
@@ -16,6 +17,8 @@ from steps.initialize import INITIALIZE, InitializeInputs
 from steps.pretrain import PRETRAIN, PretrainInputs, PretrainSettings
 
 pytestmark = pytest.mark.train
+
+CALL = '<tool_call>\n{{"name": "{}", "arguments": {{"item": "näils", "n": 2}}}}\n</tool_call>'
 
 TINY = PretrainSettings(
     hidden_size=32, layers=1, heads=2, key_value_heads=1, mlp_size=64, steps=20, batch_size=4, warmup_steps=5
@@ -53,12 +56,35 @@ def test_training_renders_conversations_as_the_template_does(made: tuple[Path, B
     tokenizer = tokenizer_of(made[0])
     conversation = next(iter(TicTacToe().demonstrations(Random(3))))
     ids, spoken = Encoder(tokenizer)(conversation)
+    text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in conversation)
+    assert tokenizer.apply_chat_template(conversation, tokenize=False) == text
     assert ids == tokenizer.apply_chat_template(conversation, return_dict=False)
     said = tokenizer.decode([token for token, own in zip(ids, spoken, strict=True) if own])
     assert said == "".join(f"{m['content']}<|im_end|>" for m in conversation if m["role"] == "assistant")
     turn = conversation[:2]
     prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
     assert ids[: len(prompt)] == prompt
+
+
+def test_a_conversation_with_tools_is_one_sequence_that_grows(made: tuple[Path, BaseModelFiles]) -> None:
+    tokenizer = tokenizer_of(made[0])
+    calls = [{"function": {"name": name, "arguments": {"item": "näils", "n": 2}}} for name in ("find", "buy")]
+    opening: list[Message] = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+    prompt = tokenizer.apply_chat_template(opening, add_generation_prompt=True, return_dict=False)
+    for content, before in (("", ""), (None, ""), ("Let me see.\n", "Let me see.\n")):
+        answer = f"{before}{CALL.format('find')}\n{CALL.format('buy')}<|im_end|>"
+        seen = [*prompt, *tokenizer.encode(answer, add_special_tokens=False)]
+        said: Message = {"role": "assistant", "content": content, "tool_calls": calls}  # as vLLM's parser reads it
+        later = [*opening, said, {"role": "tool", "content": "3", "tool_call_id": "1"}]
+        grown = tokenizer.apply_chat_template(later, add_generation_prompt=True, return_dict=False)
+        assert grown[: len(seen)] == seen
+        assert tokenizer.decode(grown[len(seen) :]) == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n"
+        as_api = [
+            {"function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}} for call in calls
+        ]
+        ids, spoken = Encoder(tokenizer)([*later[:2], said | {"tool_calls": as_api}, later[3]])
+        assert ids == tokenizer.apply_chat_template(later, return_dict=False)
+        assert [token for token, own in zip(ids, spoken, strict=True) if own] == seen[len(prompt) :]
 
 
 def test_a_cell_is_one_token_and_every_board_has_as_many(made: tuple[Path, BaseModelFiles]) -> None:

@@ -20,7 +20,7 @@ NAMES = ["flow", "rollout", "serve", "train"]
 STEPS = {
     "rollout": ["rollout", "evaluate", "group", "collate"],
     "serve": ["serve"],
-    "train": ["train", "initialize", "pretrain", "export", "publish"],
+    "train": ["train", "initialize", "sft", "pretrain", "export", "publish"],
 }
 FORBIDDEN = re.compile(
     r"(PIP|UV|SSL|CURL|REQUESTS)_\w+|\b(index-url|find-links|trusted-host)\b|https?://", re.IGNORECASE

@@ -14,6 +14,7 @@ PLACES: dict[str, Place] = {
     "fetch_smollm2": "train",
     "pretrain": "train",
     "initialize": "train",
+    "sft": "train",
     "train": "train",
     "export": "train",
     "publish": "train",

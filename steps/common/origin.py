@@ -2,6 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
+
+from pydantic import Field
 
 from steps.common import layout
 from steps.common.artifacts import Artifact, Checkpoint, read_artifact
@@ -18,6 +21,8 @@ class Origin(Artifact):
     lora: LoraSettings
     """What its adapter was made with."""
     with_optimizer: bool
+    sft: dict[str, Any] | None = Field(None, exclude_if=lambda table: table is None)
+    """That table of its run's settings: the examples that it has learnt from. Not written where there is none."""
 
     def __str__(self) -> str:
         without = "" if self.with_optimizer else ", without its optimizer"

@@ -25,7 +25,11 @@ from steps.common.runs import locked
 from steps.common.step import partials_of
 from steps.common.storage import sync, write_atomically
 
-StepName = Literal["pretrain", "initialize", "rollout", "group", "collate", "train", "evaluate"]
+StepName = Literal[
+    "pretrain", "demonstrations", "initialize", "sft", "rollout", "group", "collate", "train", "evaluate"
+]
+BEFORE = ("pretrain", "demonstrations", "initialize", "sft")
+"""What comes before the iterations. Checkpoint 0 is made by `initialize` or by `sft`."""
 RECORD = "rewind.json"
 MOMENT = "%Y-%m-%dT%H%M%S.%fZ"
 """The names of what was set aside: when."""
@@ -133,7 +137,9 @@ def _made_by(root: Path, target: Rewind) -> Iterator[str]:
     else:
         yield {
             "pretrain": layout.MODEL,
+            "demonstrations": layout.DEMONSTRATIONS,
             "initialize": layout.checkpoint(0),
+            "sft": layout.checkpoint(0),
             "group": layout.groups(i),
             "collate": layout.batch(i),
             "train": layout.checkpoint(i + 1),
@@ -144,7 +150,7 @@ def _made_by(root: Path, target: Rewind) -> Iterator[str]:
 def _needed_by(root: Path, target: Rewind) -> list[str]:
     """Paths of what the step is made from, with the checkpoint that is trained on where the outcome changes."""
     i = target.iteration
-    if target.step in ("pretrain", "initialize"):
+    if target.step in BEFORE:
         return []
     given = {"group": _shards(root, i), "collate": _shards(root, i), "train": [layout.batch(i)]}
     return [layout.checkpoint(i), *given.get(target.step, [])]
@@ -158,8 +164,8 @@ def _made_from(root: Path, iteration: int, step: StepName) -> list[str]:
     """Paths of what follows, in the order in which they were made."""
     if step == "evaluate":
         return []
-    if step in ("pretrain", "initialize"):
-        return _from_checkpoint(root, 0)
+    if step in BEFORE:
+        return [*([layout.DEMONSTRATIONS] if step == "pretrain" else []), *_from_checkpoint(root, 0)]
     own = [layout.groups(iteration), layout.batch(iteration)]
     steps = {"rollout": own, "group": own[1:], "collate": [], "train": []}
     return steps[step] + _from_checkpoint(root, iteration + 1)

@@ -1,4 +1,4 @@
-"""GRPO from stored records, with torch, TRL and PEFT.
+"""GRPO from stored records, and SFT before it, with torch, TRL and PEFT.
 
 Importing this package imports all that its steps need, so that a warm process may do it once and fork for every step:
 no device is touched, and no thread started but those of Polars' and Arrow's memory allocators, which outlive a fork.
@@ -11,8 +11,9 @@ import os
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from steps.grpo.imitation import imitate
 from steps.grpo.start import start
 from steps.grpo.update import update
 from steps.grpo.warm_start import warm_start
 
-__all__ = ["start", "update", "warm_start"]
+__all__ = ["imitate", "start", "update", "warm_start"]

@@ -2,6 +2,9 @@
 
 PEFT's own writer puts the base model's absolute folder, and sets in hash order, into `adapter_config.json`; here the
 base is named as the run names it, so that a run can be moved, and lists are sorted.
+
+A run that starts from examples keeps the adapter that it then had beside that of each checkpoint, as `reference`: it is
+what the KL compares with. Without it that is the base model. Only the trainer reads it.
 """
 
 import json
@@ -19,6 +22,10 @@ from steps.common.settings import LoraSettings
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+REFERENCE = "reference"
+"""The reference's folder in a checkpoint's, and its name among the model's adapters."""
+POLICY = "default"
+"""The name of the adapter that is trained, as PEFT has it."""
 
 
 def lora_config(settings: LoraSettings) -> LoraConfig:
@@ -54,24 +61,33 @@ def read_config(folder: Path) -> LoraConfig:
     return config
 
 
-def load_weights(model: PeftModel, folder: Path) -> None:
-    """Puts the stored weights into the model's adapter. Raises `CorruptArtifact`."""
+def load_weights(model: PeftModel, folder: Path, name: str = POLICY) -> None:
+    """Puts the stored weights into one of the model's adapters. Raises `CorruptArtifact`."""
     try:
         weights = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise CorruptArtifact(f"{folder / WEIGHTS} can't be read ({error}); restore {folder} from a backup") from None
-    result: Any = set_peft_model_state_dict(model, weights)
-    missing = [key for key in result.missing_keys if "lora_" in key]
+    result: Any = set_peft_model_state_dict(model, weights, adapter_name=name)
+    missing = [key for key in result.missing_keys if "lora_" in key and f".{name}." in key]
     if missing or result.unexpected_keys:
         wrong = [*missing, *result.unexpected_keys][0]
         raise CorruptArtifact(f"{folder / WEIGHTS} does not fit its adapter_config.json and base model: {wrong}")
 
 
+def add_reference(model: PeftModel, folder: Path) -> None:
+    """Adds the reference of the checkpoint in `folder`, where it has one, frozen. Raises `CorruptArtifact`."""
+    if (folder / REFERENCE).is_dir():
+        model.add_adapter(REFERENCE, read_config(folder / REFERENCE))
+        load_weights(model, folder / REFERENCE, REFERENCE)
+        model.set_requires_grad(REFERENCE, False)
+
+
 def save_adapter(model: PeftModel, base_model: str, folder: Path) -> None:
-    """Writes config and weights; `base_model` is what the config names."""
+    """Writes config and weights into `folder`, which may have to be made; `base_model` is what the config names."""
+    folder.mkdir(exist_ok=True)
     weights = {key: value.detach().cpu().contiguous() for key, value in get_peft_model_state_dict(model).items()}
     (folder / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
-    config = model.peft_config["default"]
+    config = model.peft_config[POLICY]
     fields = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
     fields |= {"base_model_name_or_path": base_model, "inference_mode": True}
     (folder / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,17 +24,14 @@ Minibatch = list[Tensors]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One sequence of tokens. The three lists have equal length."""
+class Example:
+    """One sequence of tokens. All lists have equal length."""
 
     trajectory: tuple[str, int]
     """Task id and attempt: rows of one trajectory stay together."""
     token_ids: list[int]
     mask: list[bool]
     """True where the policy sampled the token: only those are trained."""
-    logprobs: list[float]
-    """The sampler's, nats at the sampling temperature; not read where `mask` is False."""
-    advantage: float
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -50,6 +47,18 @@ class Row:
         return sum(self.mask)
 
 
+@dataclass(frozen=True)
+class Row(Example):
+    """A sequence with what its tokens were worth."""
+
+    logprobs: list[float]
+    """The sampler's, nats at the sampling temperature; not read where `mask` is False."""
+    advantage: float
+
+
+ExampleT = TypeVar("ExampleT", bound=Example)
+
+
 def read_rows(folder: Path) -> list[Row]:
     """The rows of a `Batch` that have something to train, in the file's order.
 
@@ -62,7 +71,7 @@ def read_rows(folder: Path) -> list[Row]:
     return [_checked(record, file) for record in records if any(record["mask"])]
 
 
-def check_vocabulary(rows: Sequence[Row], size: int) -> None:
+def check_vocabulary(rows: Sequence[Example], size: int) -> None:
     """Raises `InvalidInputs` where a token id lies outside of the model's vocabulary of `size` tokens."""
     for row in rows:
         if not 0 <= min(row.token_ids) <= max(row.token_ids) < size:
@@ -85,26 +94,36 @@ def minibatches(rows: Sequence[Row], count: int, seed: str) -> list[list[Row]]:
 
 
 def micro_batches(rows: Sequence[Row], tokens: int, rank: int = 0, world: int = 1) -> Minibatch:
-    """One rank's tensors for a minibatch, at most `tokens` each with padding; a longer row stands alone.
+    """One rank's tensors for a minibatch, dealt by `deal`.
 
-    Every rank gets as many micro-batches of as many rows, as TRL's collective operations need; rows that only fill up
-    have an empty mask. `rows_scale` and `num_items_in_batch` make the sum over micro-batches, averaged over ranks, the
+    `rows_scale` and `num_items_in_batch` make the sum over micro-batches, averaged over ranks, the
     loss of the whole minibatch: TRL's means over a micro-batch's rows are scaled by the one, its sums over tokens
     divided by the other.
     """
     sampled = torch.tensor(float(sum(row.sampled for row in rows)))
     batch: Minibatch = []
-    for part in _within(sorted(rows, key=len, reverse=True), tokens, world):
-        fillers = [replace(part[-1], mask=[False] * len(part[-1]), advantage=0.0)] * (-len(part) % world)
-        mine = (part + fillers)[rank::world]
+    for part, mine in deal(rows, tokens, rank, world):
         scale = torch.tensor(len(mine) * world / len(rows))
         cut = min(row.start for row in part)
         batch.append(_tensors(mine, cut) | {"num_items_in_batch": sampled, "rows_scale": scale})
     return batch
 
 
-def _within(rows: Sequence[Row], tokens: int, world: int) -> Iterator[list[Row]]:
-    part: list[Row] = []
+def deal(
+    rows: Sequence[ExampleT], tokens: int, rank: int = 0, world: int = 1
+) -> Iterator[tuple[list[ExampleT], list[ExampleT]]]:
+    """Micro-batches of at most `tokens` with padding, and one rank's share of each; a longer row stands alone.
+
+    Every rank gets as many micro-batches of as many rows, as TRL's collective operations need; rows that only fill up
+    have an empty mask.
+    """
+    for part in _within(sorted(rows, key=len, reverse=True), tokens, world):
+        fillers = [replace(part[-1], mask=[False] * len(part[-1]))] * (-len(part) % world)
+        yield part, (part + fillers)[rank::world]
+
+
+def _within(rows: Sequence[ExampleT], tokens: int, world: int) -> Iterator[list[ExampleT]]:
+    part: list[ExampleT] = []
     for row in rows:
         full = math.ceil((len(part) + 1) / world) * len(part[0]) > tokens if part else False
         if full:
@@ -162,6 +181,6 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _name(row: Row) -> str:
+def _name(row: Example) -> str:
     task, attempt = row.trajectory
     return f"task {task}, attempt {attempt}"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from accelerate.state import PartialState
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -29,6 +30,17 @@ def prepare_torch() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+def leave_unless_first() -> None:
+    """Of several ranks the first writes the checkpoint; the work of the others ends here, successfully."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return
+    state.wait_for_everyone()
+    state.destroy_process_group()
+    if not state.is_main_process:
+        raise SystemExit(0)
 
 
 def load_base(root: Path, base_model: str, dtype: Dtype) -> PreTrainedModel:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from steps.common.models import PROBE, Probe, ProbeSequence
 from steps.common.settings import Dtype
-from steps.grpo.batch import Row
+from steps.grpo.batch import Example, Row
 
 TOKENS = 256
 """Most tokens of a probe after training."""
@@ -23,15 +23,25 @@ def random_sequences(vocabulary: int, seed: int) -> list[list[int]]:
     return [[random.randrange(vocabulary) for _ in range(START_TOKENS)] for _ in range(START_SEQUENCES)]
 
 
-def telling_sequences(rows: Sequence[Row]) -> list[list[int]]:
+def telling_sequences(rows: Iterable[Row]) -> list[list[int]]:
     """Sequences with the largest |advantage|, where an update moves most; `TOKENS` in all, the last one cut."""
+    telling: list[Row] = sorted(rows, key=lambda row: -abs(row.advantage))
+    return _cut(telling)
+
+
+def imitated_sequences(examples: Iterable[Example]) -> list[list[int]]:
+    """Those that have the most to imitate in their first `TOKENS`; as many in all, the last one cut."""
+    return _cut(sorted(examples, key=lambda example: -sum(example.mask[:TOKENS])))
+
+
+def _cut(examples: Iterable[Example]) -> list[list[int]]:
     chosen: list[list[int]] = []
     left = TOKENS
-    for row in sorted(rows, key=lambda row: -abs(row.advantage)):
+    for example in examples:
         # A sequence of one token has no log-probability.
         if left < 2:
             break
-        chosen.append(row.token_ids[:left])
+        chosen.append(example.token_ids[:left])
         left -= len(chosen[-1])
     return chosen
 

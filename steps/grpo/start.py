@@ -1,6 +1,7 @@
 """The work of `steps.initialize`: a base model gets its first adapter, a new one or that of a fork."""
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peft import PeftModel
@@ -23,7 +24,12 @@ def start(inputs: "InitializeInputs", workspace: Workspace) -> dict[str, Any]:
     base = load_base(workspace.root, inputs.base_model, inputs.dtype)
     sequences = _sequences(inputs, workspace)
     answers = logprobs(base, sequences)
-    model = _forked(base, inputs, workspace) if inputs.origin else _untrained(base, inputs, workspace)
+    model = first_policy(base, inputs, workspace.root)
+    if inputs.origin:
+        folder = workspace.root / inputs.origin.path
+        shutil.copytree(folder, workspace.out, ignore=shutil.ignore_patterns(layout.MANIFEST), dirs_exist_ok=True)
+    else:
+        save_adapter(model, inputs.base_model, workspace.out)
     write_probe(workspace.out, inputs.dtype, sequences, logprobs(model, sequences), None, answers)
     return {
         "iteration": 0,
@@ -35,26 +41,18 @@ def start(inputs: "InitializeInputs", workspace: Workspace) -> dict[str, Any]:
     }
 
 
+def first_policy(base: PreTrainedModel, inputs: "InitializeInputs", root: Path) -> PeftModel:
+    """The base model with an adapter that changes nothing yet, or with the origin's in a fork."""
+    if inputs.origin is None:
+        return add_adapter(base, lora_config(inputs.lora), inputs.seed)
+    model = add_adapter(base, read_config(root / inputs.origin.path), inputs.seed)
+    load_weights(model, root / inputs.origin.path)
+    return model
+
+
 def _sequences(inputs: "InitializeInputs", workspace: Workspace) -> list[list[int]]:
     """What the probe asks: of a fork what told its origin from other weights, else random tokens."""
     if inputs.origin:
         probe = Probe.model_validate_json((workspace.root / inputs.origin.path / PROBE).read_text())
         return [sequence.token_ids for sequence in probe.sequences]
     return random_sequences(len(load_tokenizer(workspace.root, inputs.base_model)), inputs.seed)
-
-
-def _untrained(base: PreTrainedModel, inputs: "InitializeInputs", workspace: Workspace) -> PeftModel:
-    """With an adapter that changes nothing yet."""
-    model = add_adapter(base, lora_config(inputs.lora), inputs.seed)
-    save_adapter(model, inputs.base_model, workspace.out)
-    return model
-
-
-def _forked(base: PreTrainedModel, inputs: "InitializeInputs", workspace: Workspace) -> PeftModel:
-    """With the origin's adapter, whose files are taken over as they are."""
-    assert inputs.origin
-    folder = workspace.root / inputs.origin.path
-    shutil.copytree(folder, workspace.out, ignore=shutil.ignore_patterns(layout.MANIFEST), dirs_exist_ok=True)
-    model = add_adapter(base, read_config(folder), inputs.seed)
-    load_weights(model, folder)
-    return model

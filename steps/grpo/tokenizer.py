@@ -2,8 +2,12 @@
 
 It is trained on the messages' words, not on rendered conversations: there `c3<|im_end|>` would be one word and block
 merges. Words keep the space before them and a line break stands alone: every word of a small world becomes one token.
+
+Tool calls are written as Hermes has them, after the message's content and with nothing added to that: what a server's
+`hermes` parser took out of an answer is put back as it was, so that the next prompt extends it.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -16,7 +20,14 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 WORDS = r"\n| ?[^\s]+| "
 CHATML = (
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{% set arguments = call['function']['arguments'] %}"
+    "{{ '' if loop.first else '\n' }}"
+    "{{ '<tool_call>\n{\"name\": ' + call['function']['name'] | tojson + ', \"arguments\": ' }}"
+    "{{ (arguments if arguments is string else arguments | tojson) + '}\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -55,7 +66,20 @@ def _texts(conversations: Iterable[Sequence[Message]]) -> Iterable[str]:
     for conversation in conversations:
         for message in conversation:
             yield str(message["role"])
-            yield str(message["content"])
+            yield _said(message)
+
+
+def _said(message: Message) -> str:
+    """What the template has between a message's role and its end."""
+    return (message.get("content") or "") + "\n".join(map(_call, message.get("tool_calls") or []))
+
+
+def _call(call: Message) -> str:
+    """A call whose arguments are an object or, as OpenAI's API has it, the JSON of one, which servers read."""
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{written}\n</tool_call>"
 
 
 class Encoder:
@@ -70,7 +94,7 @@ class Encoder:
         spoken: list[bool] = []
         for message in conversation:
             own = message["role"] == "assistant"
-            parts = ((f"{START}{message['role']}\n", False), (f"{message['content']}{END}", own), ("\n", False))
+            parts = ((f"{START}{message['role']}\n", False), (f"{_said(message)}{END}", own), ("\n", False))
             for text, said in parts:
                 tokens = self._tokens(text)
                 ids += tokens

@@ -21,6 +21,7 @@ from trl.trainer.utils import use_adapter
 
 from steps.common.errors import InvalidInputs
 from steps.common.progress import Progress
+from steps.grpo.adapter import REFERENCE
 from steps.grpo.batch import Minibatch, Tensors
 from steps.grpo.correction import correction
 from steps.grpo.meter import Meter
@@ -112,7 +113,11 @@ class RecordTrainer(GRPOTrainer):
         return {name: tensor.to(self.accelerator.device) for name, tensor in inputs.items()}
 
     def _score(self) -> None:
-        """Log-probabilities that stay fixed over the iteration's steps: of the policy as it starts, and of the base."""
+        """Log-probabilities that stay fixed over the iteration's steps: of the policy as it starts, and its reference.
+
+        The reference is a second adapter where there is one (`adapter.add_reference`), else the base model.
+        """
+        reference = REFERENCE if REFERENCE in self.accelerator.unwrap_model(self.model).peft_config else None
         needs_old = self.old_logprobs == "recompute" or self.use_vllm
         for micro_batch in (micro_batch for minibatch in self.minibatches for micro_batch in minibatch):
             if self.old_logprobs == "behaviour":
@@ -124,7 +129,7 @@ class RecordTrainer(GRPOTrainer):
                 if self.use_vllm:
                     micro_batch["importance_sampling_ratio"] = correction(self.args, start, micro_batch)
             if self.beta:
-                with use_adapter(self.accelerator.unwrap_model(self.model), None):
+                with use_adapter(self.accelerator.unwrap_model(self.model), reference):
                     micro_batch["ref_per_token_logps"] = self._score_micro_batch(micro_batch)
         self.scored = True
 
@@ -161,6 +166,9 @@ class RecordTrainer(GRPOTrainer):
             raise self._not_finite("gradient")
         self.meter.grad_norms.append(float(norm))
         return norm
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """The weights are in place; transformers would take a reference beside them for those to be trained."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Restores what they remember, and not what they are set to: of rate, decay and betas this update's count."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.state import PartialState
 from trl import GRPOConfig
 
 from steps.common import layout
@@ -16,9 +15,9 @@ from steps.common.artifacts import Checkpoint
 from steps.common.errors import CorruptArtifact, InvalidInputs
 from steps.common.step import Workspace
 from steps.grpo import probe
-from steps.grpo.adapter import load_weights, read_config, save_adapter
+from steps.grpo.adapter import REFERENCE, add_reference, load_weights, read_config, save_adapter
 from steps.grpo.batch import Row, check_vocabulary, micro_batches, minibatches, read_rows
-from steps.grpo.model import load_base, load_tokenizer, prepare_torch
+from steps.grpo.model import leave_unless_first, load_base, load_tokenizer, prepare_torch
 from steps.grpo.trainer import Drifted, RecordTrainer
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ def update(inputs: "TrainInputs", workspace: Workspace) -> dict[str, Any]:
     started = time.monotonic()
     trainer = make_trainer(inputs, workspace, rows)
     load_weights(trainer.model, folder)
+    if inputs.settings.beta:
+        add_reference(trainer.model, folder)
     sequences = probe.telling_sequences(rows)
     before = probe.logprobs(trainer.model, sequences)
     updating = time.monotonic()
@@ -49,12 +50,14 @@ def update(inputs: "TrainInputs", workspace: Workspace) -> dict[str, Any]:
     workspace.measured["tokens_per_second"] = sum(map(len, rows)) / seconds
     if torch.cuda.is_available():
         workspace.measured["peak_gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    _leave_unless_first()
+    leave_unless_first()
     with trainer.model.disable_adapter():
         base = probe.logprobs(trainer.model, sequences)
     after = probe.logprobs(trainer.model, sequences)
     probe.write_probe(workspace.out, inputs.dtype, sequences, after, before, base)
     _save(trainer, inputs.checkpoint.base_model, workspace.out)
+    if (folder / REFERENCE).is_dir():
+        shutil.copytree(folder / REFERENCE, workspace.out / REFERENCE)
     workspace.measured["other_seconds"] = time.monotonic() - started - seconds
     return _fields(inputs.checkpoint, trainer.state.global_step, updated=True, metrics=metrics)
 
@@ -165,7 +168,7 @@ def _save(trainer: RecordTrainer, base_model: str, out: Path) -> None:
 
 
 def _carry_over(checkpoint: Checkpoint, folder: Path, out: Path) -> dict[str, Any]:
-    _leave_unless_first()
+    leave_unless_first()
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns(layout.MANIFEST), dirs_exist_ok=True)
     probe.repeat_probe(out)
     return _fields(checkpoint, checkpoint.step, updated=False, metrics={})
@@ -180,14 +183,3 @@ def _fields(checkpoint: Checkpoint, step: int, *, updated: bool, metrics: dict[s
         "updated": updated,
         "metrics": metrics,
     }
-
-
-def _leave_unless_first() -> None:
-    """Of several ranks the first writes the checkpoint; the work of the others ends here, successfully."""
-    state = PartialState()
-    if state.num_processes == 1:
-        return
-    state.wait_for_everyone()
-    state.destroy_process_group()
-    if not state.is_main_process:
-        raise SystemExit(0)
