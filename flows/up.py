@@ -16,7 +16,7 @@ from flows.command import client_settings
 from flows.daemons import locked
 from flows.runtimes.containers import answers, sweep_runs
 from flows.server import ensure_server, home, stop_server, wait_until_ready
-from flows.workers import CONTAINERS, POOLS, PROCESSES, ensure_worker, has_image, stop_flows, stop_workers
+from flows.workers import CONTAINERS, POOLS, PROCESSES, end_flows, ensure_worker, has_image, stop_flows, stop_workers
 from steps.common.errors import InvalidInputs, NightschoolError
 from steps.common.runs import runs_folder
 
@@ -74,15 +74,17 @@ def take_down() -> Iterator[str]:
     """Stops what `bring_up` and `nightschool train` started, removes containers that runs have left, and says so."""
     with locked(home() / LOCK):
         stopped = list(stop_workers(home()))
-        removed = 0
+        flows, removed = end_flows(runs_folder()), 0
         if answers():
             stop_flows(runs_folder())
             removed = sweep_runs(runs_folder())
         if stopped:
             yield f"stopped the workers of {' and '.join(stopped)}"
+        if flows:
+            yield f"stopped {flows} flow runs"
         if stop_server(home()):
             yield "stopped the server"
-        elif not stopped:
+        elif not (stopped or flows):
             yield "there was none"
         if removed:
             yield f"removed {removed} containers"

@@ -63,6 +63,31 @@ def stop_workers(home: Path) -> Iterator[str]:
             yield pool.name
 
 
+def flows_at_work(runs: Path) -> Iterator[Daemon]:
+    """Flow runs in processes, for the folder `runs`: each leads a group, and outlives a worker that is killed.
+
+    The worker gave them the folder and the flow run in their environment, and a program of Prefect's.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            given = (process / "environ").read_bytes().split(b"\0")
+            command = (process / "cmdline").read_bytes()
+            leads = os.getpgid(int(process.name)) == int(process.name)
+        except OSError:  # it has ended, or is somebody else's
+            continue
+        is_flow = any(variable.startswith(b"PREFECT__FLOW_RUN_ID=") for variable in given)
+        if leads and is_flow and f"{RUNS}={runs}".encode() in given and b"\0-m\0prefect." in command:
+            yield Daemon(pid=int(process.name), started=started(int(process.name)) or "")
+
+
+def end_flows(runs: Path) -> int:
+    """Ends those while the server that they report to is still there, and counts them."""
+    found = list(flows_at_work(runs))
+    for flow in found:
+        flow.stop()
+    return len(found)
+
+
 def record_of(pool: Pool, home: Path) -> Path:
     """The file that tells of its worker."""
     return home / f"worker-{pool.type}.json"

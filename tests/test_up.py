@@ -21,6 +21,7 @@ from flows.job_template import containers_template
 from flows.provision import OURS
 from flows.runtimes.containers import answers
 from flows.train import train
+from flows.workers import CONTAINERS, PROCESSES
 from steps.common import layout
 from steps.common.artifacts import read_manifest
 from steps.common.nights import Night
@@ -85,6 +86,7 @@ def test_a_machine_trains_on_demand_and_by_night(
     train(config_of(machine.project))  # what takes models is made here, by tiny steps
     root = machine.runs / "night"
     grouped = read_manifest(root / "iterations/0001/groups")
+    held = hold(machine)
 
     at_once = machine.start("nightschool", "up")
     said = machine.up()
@@ -109,10 +111,23 @@ def test_a_machine_trains_on_demand_and_by_night(
     (root / layout.night(today)).write_text(Night(date=today, first=1, last=2).model_dump_json())
     machine.ends("COMPLETED", machine.asked("nightly/nightly", config="night.toml"))  # finds its target reached
 
-    pools = " and ".join(name for name in processes if name != "server")
-    assert machine.run("nightschool", "down") == f"stopped the workers of {pools}\nstopped the server\n"
+    (held / "group").touch()
+    machine.asked("train/on-demand", config="night.toml", rewind=again)
+    wait_for((held / "group.waiting").exists, 120)
+    os.kill(processes.pop(PROCESSES.name) or 0, signal.SIGKILL)  # its flow goes on
+    others = [f"the workers of {CONTAINERS.name}"] if CONTAINERS.name in processes else []
+    told = "".join(f"stopped {what}\n" for what in [*others, "1 flow runs", "the server"])
+    assert machine.run("nightschool", "down") == told
     assert not any(machine.processes().values())
     assert not alive(machine.project)
+
+
+def hold(machine: Machine) -> Path:
+    """A folder: while `group` is in it, that step waits before its artifact counts."""
+    held = machine.project / "held"
+    held.mkdir()
+    machine.environment |= {"HELD": str(held), "PYTHONPATH": str(Path(__file__).parent / "held")}
+    return held
 
 
 def is_daemon(pid: int) -> bool:
@@ -133,10 +148,8 @@ def test_what_is_killed_with_its_worker_is_retried(
     for name in ("night", "far"):
         train(config_of(machine.project, f"name={name}"))
     machine.run("nightschool", "rewind", "far", "--iteration=1", "--step=group")
-    held = machine.project / "held"
-    held.mkdir()
-    (held / "group").touch()  # the step waits before its artifact counts
-    machine.environment |= {"HELD": str(held), "PYTHONPATH": str(Path(__file__).parent / "held")}
+    held = hold(machine)
+    (held / "group").touch()
 
     machine.up()
     elsewhere = ["name=far", "runtime.type=pool", "runtime.flow=step/train"]
