@@ -19,7 +19,7 @@ def up() -> None:
 
 @app.command()
 def down() -> None:
-    """Stop the server, workers and flow runs that `up` and `train` started; remove the containers that runs have left."""
+    """Stop the server, workers and flow runs that `up` and `train` started, and remove containers that runs left."""
     from flows.up import take_down
 
     for line in take_down():
