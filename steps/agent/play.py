@@ -2,12 +2,13 @@
 
 What the agent does wrong (it raises, takes too long, gives no finite reward) is tried again `agent_retries` times and
 then kept as a failed trajectory. What the server does wrong is tried again `server_retries` times and then ends the
-shard. Each try starts afresh: its own recorder, policy and address.
+shard. Each try starts afresh: its own task, recorder, policy and address.
 
-An agent that blocks this process (no `await` for minutes) can't be stopped from here: the step's own time limit does.
+What an agent does to the whole process (it blocks or kills it, floods the log) is for `steps.agent.supervisor` to see.
 """
 
 import asyncio
+import json
 import math
 import time
 import traceback
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from environments.base import Environment, Failure, Policy, Result, Task, Trajectory
+from steps.agent.calls import Calls
 from steps.agent.gateway import Gateway
 from steps.agent.limits import RolloutLimits
 from steps.agent.recorder import Recorder
@@ -25,6 +27,10 @@ from steps.common.errors import NightschoolError, ServerFault
 from steps.common.settings import SamplingSettings
 
 WAIT_FOR_SERVER = 1.0
+LARGEST_REWARD = 1e6
+"""Advantages are float32, which holds seven digits: beside a larger reward the differences of others get lost."""
+LONGEST_MESSAGE, LONGEST_TRACEBACK = 2_000, 50_000
+"""Characters."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,12 @@ class Venue:
     recorder: type[Recorder] = Recorder
 
 
-async def play(venue: Venue, task: Task, attempt: int) -> Trajectory:
-    """Plays until there is a reward or no retry is left. Raises `ServerFault`, and `InvalidInputs` from the server."""
-    tries, faults = 0, 0
+async def play(venue: Venue, task: Task, attempt: int, tries: int = 0) -> Trajectory:
+    """Plays until there is a reward or no retry is left; so many `tries` have failed already.
+
+    Raises `ServerFault`, and `InvalidInputs` from the server.
+    """
+    faults = 0
     while True:
         try:
             trajectory = await _try(venue, task, attempt, tries)
@@ -63,44 +72,54 @@ async def _try(venue: Venue, task: Task, attempt: int, number: int) -> Trajector
     # A new try samples anew: the same tokens would fail the same way.
     seed = f"{venue.seed}/{task.id}/{attempt}/{number}"
     recorder = venue.recorder(venue.upstream, venue.sampling, seed, venue.notices)
+    calls = Calls(recorder.complete, venue.limits.calls)
     started = time.monotonic()
-    with venue.gateway.open(recorder.complete) as policy:
-        outcome = await _bounded(_attempt(venue.environment, task, policy), venue)
+    with venue.gateway.open(calls.complete) as policy:
+        outcome = await _bounded(_attempt(venue.environment, task, policy), calls, venue)
+        calls.close()
         recorder.close()
         await policy.close()
     seconds = round(time.monotonic() - started, 3)
-    if isinstance(recorder.fault, NightschoolError):
-        raise recorder.fault
-    if recorder.fault:
-        outcome = _failure(recorder.fault)
-    return replace(recorder.trajectory(task.id, attempt), seconds=seconds, **_worth(outcome))
+    if isinstance(calls.fault, NightschoolError):
+        raise calls.fault
+    if calls.fault:
+        outcome = _failure(calls.fault)
+    return _judged(replace(recorder.trajectory(task.id, attempt), seconds=seconds), outcome)
 
 
 async def _attempt(environment: Environment, task: Task, policy: Policy) -> Result | Failure:
+    own = task.model_copy(deep=True)
     try:
-        result = await environment.rollout(task, policy)
-    except (Exception, SystemExit) as error:
+        result = await environment.rollout(own, policy)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
         # Whatever an agent raises is its result; it is kept whole, in the trajectory.
         return _failure(error)
+    if own != task:
+        return Failure("TaskChanged", "the rollout changed its task, which all attempts share: copy what you change")
     return _checked(result)
 
 
 def _checked(result: object) -> Result | Failure:
     if not isinstance(result, Result):
         return Failure("NoResult", f"the rollout returned {type(result).__name__}, not a Result")
-    if not math.isfinite(result.reward):
-        return Failure("BadReward", f"the reward is {result.reward}")
+    if not abs(result.reward) <= LARGEST_REWARD:
+        return Failure("BadReward", f"the reward is {result.reward}, no number of at most ±{LARGEST_REWARD:,.0f}")
     if bad := [name for name, value in result.metrics.items() if not math.isfinite(value)]:
         return Failure("BadMetric", f"the metric {bad[0]!r} is {result.metrics[bad[0]]}")
     return result
 
 
-async def _bounded(attempt: Coroutine[Any, Any, Result | Failure], venue: Venue) -> Result | Failure:
+async def _bounded(attempt: Coroutine[Any, Any, Result | Failure], calls: Calls, venue: Venue) -> Result | Failure:
     """The attempt's outcome within the time limit; an agent that does not stop when cancelled is left behind."""
     limits = venue.limits
     work = asyncio.create_task(attempt)
     try:
-        await asyncio.wait({work}, timeout=limits.rollout_timeout)
+        either: set[asyncio.Future[Any]] = {work, calls.over}
+        await asyncio.wait(either, timeout=limits.rollout_timeout, return_when=asyncio.FIRST_COMPLETED)
+        if calls.fault:
+            return _failure(calls.fault)
         if work.cancelled():
             return Failure("CancelledError", "the agent cancelled itself")
         if work.done():
@@ -118,10 +137,32 @@ async def _bounded(attempt: Coroutine[Any, Any, Result | Failure], venue: Venue)
 
 
 def _failure(error: BaseException) -> Failure:
-    return Failure(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+    text = "".join(traceback.format_exception(error))
+    try:
+        message = str(error)
+    except Exception as worse:  # its own, and it may do anything
+        message = f"its message can't be told: {type(worse).__name__}"
+    return Failure(type(error).__name__, _writable(message, LONGEST_MESSAGE), _writable(text, LONGEST_TRACEBACK))
 
 
-def _worth(outcome: Result | Failure) -> dict[str, Any]:
+def _writable(text: str, most: int) -> str:
+    """Halves of characters have no UTF-8."""
+    whole = text.encode("utf-8", "backslashreplace").decode()
+    return whole if len(whole) <= most else f"{whole[: most // 2]} … {whole[-most // 2 :]}"
+
+
+def _judged(recorded: Trajectory, outcome: Result | Failure) -> Trajectory:
+    """With its worth, and nothing in it but JSON: it leaves this process."""
+    try:
+        recorded = replace(recorded, messages=_json(recorded.messages))
+        metadata = {} if isinstance(outcome, Failure) else _json(outcome.metadata)
+    except Exception as error:  # an object's own `__str__` may do anything
+        return replace(recorded, messages=[], failure=_failure(error))
     if isinstance(outcome, Failure):
-        return {"failure": outcome}
-    return {"reward": outcome.reward, "metrics": outcome.metrics, "metadata": outcome.metadata}
+        return replace(recorded, failure=outcome)
+    metrics = {name: float(value) for name, value in outcome.metrics.items()}
+    return replace(recorded, reward=float(outcome.reward), metrics=metrics, metadata=metadata)
+
+
+def _json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))

@@ -1,27 +1,28 @@
-"""A step's time at the server: everything that rollouts need is opened, the tasks are played, everything is closed."""
+"""A step's time at the server: the tasks are played in a worker, which has all that rollouts need, and kept here."""
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine
-from typing import Any, ClassVar, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from environments.base import Environment, Task, TrajectoryGroup
+from environments.base import Task, TrajectoryGroup
 from steps.agent.foreign import line_to
 from steps.agent.gateway import Gateway
+from steps.agent.keeper import Kept
 from steps.agent.limits import RolloutLimits
 from steps.agent.plain_recorder import PlainRecorder
 from steps.agent.play import Venue
 from steps.agent.recorder import Recorder
 from steps.agent.sampling import Notices
 from steps.agent.shard import GroupStore, Shard
+from steps.agent.supervisor import Supervisor
 from steps.agent.upstream import Endpoint
+from steps.agent.worker import Job, work
 from steps.common.settings import EnvironmentSettings, SamplingSettings
 from steps.common.step import Inputs, Workspace
-
-ResultT = TypeVar("ResultT")
 
 
 class PlayInputs(Inputs):
@@ -57,48 +58,34 @@ def play_tasks(
     """Plays every task `group_size` times; groups that were finished before are not played again.
 
     `iteration` is that of the checkpoint that plays, where one does. Raises `InvalidInputs` (`TooManyFailures` among
-    them) and `ServerFault`.
+    them), `ServerFault`, and `StepFailed` where the environment ends its process before it plays.
     """
-    endpoint, environment = inputs.endpoint(), inputs.environment.load()
+    endpoint, started = inputs.endpoint(), time.monotonic()
     store = GroupStore(workspace.root, workspace.path, inputs.fingerprint(), iteration, shard)
-    work = _play(inputs, workspace, endpoint, environment, store, group_size, seed)
-    return _run(work, inputs.limits.teardown_timeout)
+    books = Shard(store, inputs.tasks, group_size, inputs.max_failed_fraction)
 
+    def start(jobs: Sequence[Job]) -> Kept:
+        return Kept(lambda line: work(line, lambda: _venue(inputs, endpoint, seed), inputs.tasks, jobs, inputs.limits))
 
-async def _play(
-    inputs: PlayInputs,
-    workspace: Workspace,
-    endpoint: Endpoint,
-    environment: Environment,
-    store: GroupStore,
-    group_size: int,
-    seed: str,
-) -> list[TrajectoryGroup]:
-    started, notices = time.monotonic(), Notices()
-    recorder = Recorder if endpoint.exact else PlainRecorder
-    async with line_to(endpoint, inputs.limits, notices) as upstream, Gateway(endpoint.model) as gateway:
-        venue = Venue(environment, upstream, gateway, inputs.sampling, inputs.limits, notices, seed, recorder)
-        shard = Shard(venue, store, inputs.tasks, group_size, inputs.max_failed_fraction)
-        groups = await shard.play()
+    supervisor = Supervisor(start, inputs.tasks, inputs.limits)
+    with closing(supervisor.play(books.missing())) as played:
+        for job, trajectory in played:
+            books.add(job, trajectory)
     seconds = time.monotonic() - started
     workspace.measured |= {
-        "requests": upstream.requests,
+        "requests": supervisor.requests,
         "seconds": round(seconds, 3),
-        "tokens_per_second": round(shard.tally.sampled / seconds, 1),
-        **{f"warned_{subject}": count for subject, count in sorted(notices.counts.items())},
+        "tokens_per_second": round(books.tally.sampled / seconds, 1),
+        "killed_workers": supervisor.killed,
+        **{f"warned_{subject}": count for subject, count in sorted(supervisor.notices.items())},
     }
-    return groups
+    return books.groups()
 
 
-def _run(work: Coroutine[Any, Any, ResultT], grace: float) -> ResultT:
-    """Like `asyncio.run`, but whatever an agent left running is waited for no longer than `grace` seconds."""
-    loop = asyncio.new_event_loop()
-    try:
-        return loop.run_until_complete(work)
-    finally:
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=grace))
-        loop.close()
+@asynccontextmanager
+async def _venue(inputs: PlayInputs, endpoint: Endpoint, seed: str) -> AsyncIterator[Venue]:
+    """All that attempts need, in the worker."""
+    environment, notices = inputs.environment.load(), Notices()
+    recorder = Recorder if endpoint.exact else PlainRecorder
+    async with line_to(endpoint, inputs.limits, notices) as upstream, Gateway(endpoint.model) as gateway:
+        yield Venue(environment, upstream, gateway, inputs.sampling, inputs.limits, notices, seed, recorder)

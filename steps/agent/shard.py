@@ -1,4 +1,4 @@
-"""Plays many groups at once and commits each as soon as it is finished.
+"""The books of a shard: what of its groups is played, and what failed. Each is committed as soon as it is finished.
 
 A finished group is one small Parquet file in a hidden folder beside the shard's own, named by the inputs' fingerprint:
 
@@ -7,7 +7,6 @@ A finished group is one small Parquet file in a hidden folder beside the shard's
 A shard that was killed reads them and plays only the others. Once the shard's artifact is in place they are removed.
 """
 
-import asyncio
 import shutil
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from environments.base import Failure, Task, Trajectory, TrajectoryGroup
-from steps.agent.play import Venue, play
+from steps.agent.worker import Job
 from steps.common import layout, tables
 from steps.common.errors import CorruptArtifact, TooManyFailures
 from steps.common.progress import Progress
@@ -89,65 +88,43 @@ class Tally:
 class Shard:
     """The groups of `tasks`, `group_size` attempts each."""
 
-    def __init__(
-        self, venue: Venue, store: GroupStore, tasks: Sequence[Task], group_size: int, max_failed_fraction: float
-    ) -> None:
-        self._venue, self._store, self._tasks, self._group_size = venue, store, tasks, group_size
+    def __init__(self, store: GroupStore, tasks: Sequence[Task], group_size: int, max_failed_fraction: float) -> None:
+        self._store, self._tasks, self._group_size = store, tasks, group_size
         self._allowed = max_failed_fraction * len(tasks) * group_size
-        self._slots = asyncio.Semaphore(venue.limits.concurrency)
         self._groups = {index: group for index in range(len(tasks)) if (group := store.read(index))}
         self._failed = len(self._failures())
         self.tally = Tally((len(tasks) - len(self._groups)) * group_size)
-
-    async def play(self) -> list[TrajectoryGroup]:
-        """All groups, in the order of the tasks; those committed before are not played again.
-
-        Raises `TooManyFailures` as soon as it is certain, `ServerFault` when the server is given up.
-        """
-        missing = [index for index in range(len(self._tasks)) if index not in self._groups]
         if self._groups:
-            print(f"{len(self._groups)} of {len(self._tasks)} groups are finished already", flush=True)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for index in missing:
-                    group.create_task(self._play_group(index))
-        except ExceptionGroup as errors:
-            error = _first(errors)
-            if not isinstance(error, _Enough):
-                raise error from None
-        if self._failed > self._allowed:
-            raise self._too_many_failures()
-        return [self._groups[index] for index in range(len(self._tasks))]
+            print(f"{len(self._groups)} of {len(tasks)} groups are finished already", flush=True)
+        self._check()
 
-    async def _play_group(self, index: int) -> None:
-        self._groups[index] = TrajectoryGroup(self._tasks[index], [])
-        async with asyncio.TaskGroup() as attempts:
-            for attempt in range(self._group_size):
-                attempts.create_task(self._play_attempt(index, attempt))
+    def missing(self) -> list[Job]:
+        """The attempts of the groups that were not committed before."""
+        return [
+            Job(index, attempt)
+            for index in range(len(self._tasks))
+            if index not in self._groups
+            for attempt in range(self._group_size)
+        ]
 
-    async def _play_attempt(self, index: int, attempt: int) -> None:
-        group = self._groups[index]
-        async with self._slots:
-            trajectory = await play(self._venue, group.task, attempt)
+    def add(self, job: Job, trajectory: Trajectory) -> None:
+        """Takes an attempt in, and makes its group durable if it is the last. Raises `TooManyFailures`."""
+        group = self._groups.setdefault(job.task, TrajectoryGroup(self._tasks[job.task], []))
         group.trajectories.append(trajectory)
         self.tally.add(trajectory)
         self._failed += trajectory.failure is not None
-        if self._failed > self._allowed:
-            raise _Enough
+        self._check()
         if len(group.trajectories) == self._group_size:
-            await self._commit(index)
+            group.trajectories.sort(key=lambda trajectory: trajectory.attempt)
+            self._store.commit(job.task, group)
 
-    async def _commit(self, index: int) -> None:
-        """Makes a finished group durable, also where something else ends the shard meanwhile."""
-        group = self._groups[index]
-        group.trajectories.sort(key=lambda trajectory: trajectory.attempt)
-        # In a thread: a slow disk keeps no other rollout waiting.
-        work = asyncio.create_task(asyncio.to_thread(self._store.commit, index, group))
-        try:
-            await asyncio.shield(work)
-        finally:
-            await asyncio.wait({work})
-            work.exception()  # raised above, or the shard ends by another error already
+    def groups(self) -> list[TrajectoryGroup]:
+        """All of them, in the order of the tasks, once nothing is missing."""
+        return [self._groups[index] for index in range(len(self._tasks))]
+
+    def _check(self) -> None:
+        if self._failed > self._allowed:
+            raise self._too_many_failures()
 
     def _failures(self) -> list[Failure]:
         return [t.failure for group in self._groups.values() for t in group.trajectories if t.failure]
@@ -161,17 +138,6 @@ class Shard:
             f"{self._failed} of {len(self._tasks) * self._group_size} rollouts failed, {self._allowed:g} may; "
             f"most often ({count} times): {reason[:LONGEST_REASON]}; all of them with their tracebacks: {file}"
         )
-
-
-class _Enough(Exception):
-    """Too many rollouts have failed to go on."""
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first error; what came after it was cancelled by it, or is the same again."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def sweep_groups(root: Path) -> list[Path]:
