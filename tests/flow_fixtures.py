@@ -123,6 +123,7 @@ def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     for step, artifact, work in [
         (tasks.PRETRAIN, BaseModelFiles, steps.pretrain),
         (tasks.INITIALIZE, Checkpoint, steps.checkpoint),
+        (tasks.SFT, Checkpoint, steps.checkpoint),
         (tasks.ROLLOUT, Rollouts, steps.rollout),
         (tasks.TRAIN, Checkpoint, steps.checkpoint),
         (tasks.EVALUATE, Evaluation, steps.evaluate),
