@@ -16,10 +16,14 @@ setup: ## Make the environments .venv, .venvs/serve and .venvs/train, or bring t
 demo: setup ## Train a tiny model to play Tic-Tac-Toe
 	.venv/bin/nightschool train configs/demo.toml
 
+# The torch tests take one core for some minutes, at the side of the others, which wait more than they compute.
 test: setup lint types ## Run everything that a CPU can, in both environments
-	@status=0; \
+	@status=0; log=$$(mktemp); \
+	.venvs/train/bin/python -m pytest -m "train and not gpu" $(TORCH_TESTS) >$$log 2>&1 & train=$$!; \
+	trap "kill $$train 2>/dev/null || true; rm $$log" EXIT; \
 	$(PYTHON) -m pytest -m "not train and not gpu and not docker" --ignore-glob='$(TORCH_TESTS)' || status=$$?; \
-	.venvs/train/bin/python -m pytest -m "train and not gpu" $(TORCH_TESTS) || status=$$?; \
+	wait $$train || status=$$?; \
+	cat $$log; \
 	exit $$status
 
 test-fast: setup ## Run the tests that take seconds

@@ -124,7 +124,11 @@ def test_throttling_and_latency_only_take_time(tmp_path: Path, place: BucketSett
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path, place: BucketSettings, proxy: Proxy) -> None:
+def test_a_server_that_never_answers_is_given_up(
+    tmp_path: Path, place: BucketSettings, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_module, "READ", 0.3)
+
     async def sleep(request: web.Request) -> None:
         await asyncio.sleep(20)
 
