@@ -5,6 +5,7 @@ import inspect
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
@@ -117,8 +118,8 @@ def _import(path: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UnknownEnvironment(f"{path}: {_missing(module_name, error.name or '')}") from None
-    except SyntaxError as error:
-        raise UnknownEnvironment(f"{path}: {error.filename}:{error.lineno}: {error.msg}") from None
+    except Exception as error:  # whatever a user's module raises when it is run
+        raise UnknownEnvironment(f"{path}: {_place(error)}: {type(error).__name__}: {error}") from None
     if not hasattr(module, attribute):
         public = [key for key, item in vars(module).items() if inspect.getmodule(item) is module]
         raise UnknownEnvironment(f"{path}: {module_name} has no {attribute!r}; it has {', '.join(public) or 'nothing'}")
@@ -132,6 +133,14 @@ def _missing(module: str, name: str) -> str:
     return f"there is no module {name!r} {where}"
 
 
+def _place(error: Exception) -> str:
+    """The line of the module that is at fault, as far as Python can tell."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno}"
+
+
 def _short(value: object, width: int = 60) -> str:
     text = repr(value)
     return text if len(text) <= width else text[: width - 1] + "…"
@@ -140,4 +149,5 @@ def _short(value: object, width: int = 60) -> str:
 def _explain(name: str, error: ValidationError) -> str:
     first = error.errors()[0]
     option = ".".join(map(str, first["loc"]))
-    return f"environment {name!r}, option {option!r}: {first['msg']} (got {first['input']!r})"
+    got = "" if first["type"] == "missing" else f" (got {first['input']!r})"
+    return f"environment {name!r}, option {option!r}: {first['msg']}{got}"

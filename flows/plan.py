@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from environments import Environment, Split, Task
+from environments import Environment, Split, Task, UnknownEnvironment
 from flows.config import RunConfig, StartSettings
 from steps.collate import CollateInputs
 from steps.common import layout
@@ -200,8 +200,11 @@ class Plan:
 
 
 def at_least(wanted: int, key: str, environment: Environment, split: Split) -> list[Task]:
-    """A split's tasks; of the test split the first `wanted`. Raises `InvalidInputs` where there are fewer."""
-    tasks = list(environment.tasks(split))
+    """A split's tasks; of the test split the first `wanted`. Raises `InvalidInputs` where there are fewer, or none."""
+    try:
+        tasks = list(environment.tasks(split))
+    except UnknownEnvironment as error:
+        raise InvalidInputs(str(error)) from None
     if len(tasks) < wanted:
         raise InvalidInputs(f"{key} = {wanted}, but the {split} split of the environment has {len(tasks)} tasks")
     return tasks[:wanted] if split == "test" else tasks

@@ -151,6 +151,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """)
     )
     (tmp_path / "broken_agents.py").write_text("import os\nasync def agent(task policy): ...\n")
+    (tmp_path / "raising_agents.py").write_text("1 / 0\n")
     (tmp_path / "poor_agents.py").write_text("import no_such_library\n")
     rows = [
         {"id": "a", "question": "?", "seed": 4},
@@ -195,12 +196,13 @@ def test_a_coroutine_and_a_file_of_tasks_are_an_environment(package: Path) -> No
         ("own_agents:Riddle", {}, "own_agents has no 'Riddle'; it has .*Riddles"),
         ("own_agents:Riddles", {"difficult": 1}, "option 'difficult'"),
         ("own_agents:not_async", {}, r"neither .*: write `async def not_async\(task, policy\)`"),
-        ("broken_agents:agent", {}, "broken_agents.py:2: invalid syntax"),
+        ("broken_agents:agent", {}, "broken_agents.py:2: SyntaxError: invalid syntax"),
+        ("raising_agents:agent", {}, "raising_agents.py:1: ZeroDivisionError: division by zero"),
         ("poor_agents:agent", {}, "poor_agents imports 'no_such_library', which is not installed in"),
         ("program", {"file": "tasks.jsonl"}, "option 'command': Field required"),
         ("program", {"file": "tasks.jsonl", "command": []}, "option 'command'"),
         ("own_agents:constant", {}, "neither"),
-        ("own_agents:number", {}, "option 'file': Field required"),
+        ("own_agents:number", {}, "option 'file': Field required$"),
     ],
 )
 def test_errors_of_loading_say_what_was_tried(package: Path, name: str, options: dict[str, Any], message: str) -> None:
