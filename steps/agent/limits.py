@@ -26,9 +26,9 @@ class RolloutLimits(Record):
     """That an attempt may print; a process that plays several, as much as all that it has begun. The log of the step
     gets as much of each process."""
     open_files: PositiveInt = 256
-    """Files and sockets that an attempt may hold open; a process, as many as all that are at work in it."""
-    processes: PositiveInt = 64
-    """The same for what an attempt starts, with all that is started in turn."""
+    """Files and sockets that an attempt may open and leave open; a process, as many as all that it has begun."""
+    processes: PositiveInt = 16
+    """That an attempt may have running, with all that they start in turn; a process, as many as all at work in it."""
     request_retries: NonNegativeInt = 5
     """After a server fault (unreachable, broken, busy, too late), with waits from 0.25 s doubling to 8 s."""
     agent_retries: NonNegativeInt = 1

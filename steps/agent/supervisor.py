@@ -66,9 +66,8 @@ class Supervisor:
     def _look(self) -> list[Watched]:
         """All workers, once there is something new or it is time."""
         with selectors.DefaultSelector() as selector:
-            for worker in self._workers:
-                for descriptor in worker.descriptors():
-                    selector.register(descriptor, selectors.EVENT_READ)
+            for descriptor in (d for worker in self._workers if not worker.ended for d in worker.descriptors()):
+                selector.register(descriptor, selectors.EVENT_READ)
             selector.select(LOOK)
         for worker in self._workers:
             worker.look()
@@ -94,8 +93,9 @@ class Supervisor:
         if len(worker.jobs) == 1:
             yield from self._convict(suspects[0], failure, worker.seconds(suspects[0]))
             return
-        print(f"{failure.type}: {failure.message}: {len(suspects)} rollouts are played again to see whose", flush=True)
-        size = -(-len(suspects) // SHARES)
+        text = f"{len(suspects)} rollouts were at work, and are played again apart to find which of them it was"
+        print(f"{failure.type}: {failure.message}; {text}", flush=True)
+        size = max(1, -(-len(suspects) // SHARES))
         self._waiting.extendleft(suspects[first : first + size] for first in range(0, len(suspects), size))
         if others:
             self._waiting.append(others)

@@ -19,7 +19,7 @@ from steps.agent.worker import HEAD, Begun, Job, Lost, Message, Played, Pulse, R
 
 CHUNK, CHUNKS = 1 << 16, 16
 """Bytes that are read at once, and how often at most before others get their turn."""
-LOOK = 0.5
+LOOK = 1.0
 """Seconds between looks at files and processes. A longer silence counts as this long: we were kept from hearing."""
 SPARE_FILES = 100
 """Of those that the system allows a process: for what is no agent's."""
@@ -72,7 +72,8 @@ class Watched:
                 self._printed.add(stream, chunk)
         if now - self._counted > LOOK:
             self._counted = now
-            self._count()
+            self._count_files()
+            self._count_processes()
         self._check_silence_and_output()
 
     def ask_to_end(self) -> None:
@@ -113,12 +114,12 @@ class Watched:
             case Pulse(requests, notices):
                 self.requests, self.notices = requests, notices
             case Lost(error):
-                self._count()
+                self._count_files()
                 self.lost = error
             case Played(job, trajectory):
                 if trajectory.failure:
-                    self._count()
-                # A failure may be due to the one that took all files; a success is one.
+                    self._count_files()
+                # A failure may be due to another, who took all files; a success is one.
                 if not (trajectory.failure and self.offence):
                     self.unfinished.remove(job)
                     self._news.append(message)
@@ -136,17 +137,21 @@ class Watched:
             yield chunk
             left -= 1
 
-    def _count(self) -> None:
-        """Looks how much is open and running."""
+    def _count_files(self) -> None:
+        """Those that are open, those of attempts that are over included."""
         if self._ready is None or self.ended:
             return
-        at_work = max(1, len(self.begun.keys() & self.unfinished))
-        files, most = open_files(self._ready.pid) - self._ready.open_files, self._limits.open_files
-        if files > min(most * at_work, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - SPARE_FILES):
-            self._offend("TooManyFiles", f"left {files} files and sockets open", "open_files", most)
-        processes, most = len(self._kept.processes()) - 1, self._limits.processes
-        if processes > most * at_work:
-            self._offend("TooManyProcesses", f"has {processes} processes running", "processes", most)
+        files, own, most = open_files(self._ready.pid), self._ready.open_files, self._limits.open_files
+        _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files > min(own + most * max(1, len(self.begun)), allowed - SPARE_FILES):
+            self._offend("TooManyFiles", f"has {files - own} files and sockets open", "open_files", most)
+
+    def _count_processes(self) -> None:
+        if self._ready is None or self.ended:
+            return
+        running, most = len(self._kept.processes()) - 1, self._limits.processes
+        if running > most * max(1, len(self.begun.keys() & self.unfinished)):
+            self._offend("TooManyProcesses", f"has {running} processes running", "processes", most)
 
     def _check_silence_and_output(self) -> None:
         limits = self._limits
