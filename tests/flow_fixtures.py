@@ -70,6 +70,10 @@ class Steps:
         (workspace.out / "adapter").write_text(inputs.fingerprint())
         return {"iteration": iteration, "base_model": "model", "step": iteration, "updated": True, "metrics": {}}
 
+    def sft(self, inputs: Any, workspace: Workspace) -> dict[str, Any]:
+        metrics = {"loss": 0.5, "token_accuracy": 0.75, "dropped_too_long": 1.0}
+        return self.checkpoint(inputs, workspace) | {"metrics": metrics}
+
     def rollout(self, inputs: Any, workspace: Workspace) -> dict[str, Any]:
         self.note(workspace.path)
         groups = [group_of(task.id, self.rewards) for task in inputs.tasks]
@@ -123,7 +127,7 @@ def tiny_steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     for step, artifact, work in [
         (tasks.PRETRAIN, BaseModelFiles, steps.pretrain),
         (tasks.INITIALIZE, Checkpoint, steps.checkpoint),
-        (tasks.SFT, Checkpoint, steps.checkpoint),
+        (tasks.SFT, Checkpoint, steps.sft),
         (tasks.ROLLOUT, Rollouts, steps.rollout),
         (tasks.TRAIN, Checkpoint, steps.checkpoint),
         (tasks.EVALUATE, Evaluation, steps.evaluate),

@@ -42,6 +42,7 @@ def test_status_is_json_for_programs(run: Path) -> None:
         "evaluations": [],
         "models": [],
         "last_iteration": None,
+        "start": None,
         "backup": None,
         "champion": None,
         "last_decision": None,

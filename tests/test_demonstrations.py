@@ -16,9 +16,11 @@ from flows.train import train
 from steps.common import layout
 from steps.common.artifacts import Checkpoint, Demonstrations, read_artifact, read_manifest
 from steps.common.errors import InvalidInputs
+from steps.common.report import notes_of
 from steps.common.rewind import Rewind, rewind
 from steps.common.runs import RUNS, RunRecord, write_record
 from steps.common.settings import EnvironmentSettings
+from steps.common.status import status_of
 from steps.common.step import Inputs, Step
 from steps.demonstrations import DEMONSTRATIONS, DemonstrationsInputs, ExampleSettings, demonstrations_of
 from steps.examples.best import SEQUENCES
@@ -236,6 +238,10 @@ def test_a_run_starts_from_examples(steps: Steps, runs: Path, tmp_path: Path) ->
     digest = read_artifact(Demonstrations, root, layout.DEMONSTRATIONS).digest
     assert manifest.inputs["demonstrations"]["digest"] == digest
     assert manifest.inputs["settings"]["epochs"] == 1 and "chats" not in manifest.inputs["settings"]
+
+    told = "started from 1 examples (chats), loss 0.500, token accuracy 0.75; left out: 1 too_long"
+    assert list(notes_of(status_of(root))) == [told]
+    assert told in (root / layout.REPORT).read_text()
 
     steps.made.clear()
     file.unlink()

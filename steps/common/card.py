@@ -16,7 +16,7 @@ from steps.common.models import is_on_hub
 from steps.common.origin import origin_of
 from steps.common.runs import read_record
 
-SHOWN = ("environment", "lora", "sampling", "rollout", "group", "collate", "train", "seed")
+SHOWN = ("environment", "lora", "sft", "sampling", "rollout", "group", "collate", "train", "seed")
 """The tables of a run's settings that decide what was learnt; the others are the machine's matters."""
 
 

@@ -74,6 +74,15 @@ def report_of(root: Path) -> Report:
 
 def notes_of(status: Status) -> Iterator[str]:
     """A line for each thing beside the training that one wants to know."""
+    if start := status.start:
+        lost = start.dropped | {
+            name.removeprefix("dropped_"): int(count)
+            for name, count in start.metrics.items()
+            if name.startswith("dropped_")
+        }
+        loss, accuracy = start.metrics["loss"], start.metrics["token_accuracy"]
+        learnt = f"loss {loss:.3f}, token accuracy {accuracy:.2f}; left out: {_listed(lost)}"
+        yield f"started from {start.examples} examples ({start.source}), {learnt}"
     if status.champion is not None:
         yield f"champion: checkpoint {status.champion}"
     if decision := status.last_decision:
@@ -82,6 +91,10 @@ def notes_of(status: Status) -> Iterator[str]:
         where = f" in {backup.to}" if backup.to else ""
         failed = f"; the last {backup.failures} failed: {backup.reason}" if backup.reason else ""
         yield f"backup: {backup.artifacts} of {backup.artifacts + backup.missing} artifacts{where}{failed}"
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
 
 
 def cells(row: IterationReport) -> dict[str, str]:

@@ -58,6 +58,18 @@ class IterationStatus(Record):
     """By the prices that were set then."""
 
 
+class StartStatus(Record):
+    """The examples that checkpoint 0 has learnt to imitate."""
+
+    source: str
+    """`environment`, `chats` or `best_of`."""
+    examples: int
+    dropped: dict[str, int]
+    """What was left out when they were gathered, by reason."""
+    metrics: dict[str, float]
+    """Of checkpoint 0: loss (nats a token) and token_accuracy over the last epoch, dropped_… by reason, and more."""
+
+
 class DecisionStatus(Record):
     """The newest line in the history of champions."""
 
@@ -83,6 +95,8 @@ class Status(Record):
     models: list[ModelStatus]
     """Other models, in the environment of the run's settings."""
     last_iteration: IterationStatus | None
+    start: StartStatus | None = None
+    """None where the run did not start from examples."""
     champion: int | None = None
     """The iteration of the checkpoint that is champion; None before one was promoted."""
     last_decision: DecisionStatus | None = None
@@ -107,6 +121,7 @@ def status_of(root: Path) -> Status:
         evaluations=evaluations,
         models=_models(root, config.get("environment")),
         last_iteration=_last_iteration(root),
+        start=_start(root),
         champion=champion(root),
         last_decision=_last_decision(root),
         backup=backup_of(root),
@@ -136,6 +151,14 @@ def pruned(root: Path) -> list[str]:
 def _reached(root: Path, target: int) -> bool:
     last = (layout.checkpoint(target), layout.evaluation(target))
     return all(read_manifest(root / path) for path in last)
+
+
+def _start(root: Path) -> StartStatus | None:
+    gathered, first = read_manifest(root / layout.DEMONSTRATIONS), read_manifest(root / layout.checkpoint(0))
+    if gathered is None or first is None or first.step != "sft":
+        return None
+    facts = {name: gathered.artifact[name] for name in ("source", "examples", "dropped")}
+    return StartStatus(**facts, metrics=first.artifact["metrics"])
 
 
 def _evaluation(iteration: int, manifest: Manifest) -> EvaluationStatus:
