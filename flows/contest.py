@@ -14,10 +14,10 @@ from flows.plan import Plan
 from steps.common import layout
 from steps.common.artifacts import Checkpoint, read_artifact
 from steps.common.errors import InvalidInputs
+from steps.common.evaluations import BASE
 from steps.common.runs import find_run, runs_folder
 from steps.evaluate_model import ModelServer
 
-BASE = "base"
 CHECKPOINT = r"(.+)@(\d+)"
 MOST_TASKS = 256
 

@@ -16,13 +16,14 @@ from pydantic import NonNegativeInt
 
 from flows import tasks
 from flows.config import recorded_config
-from flows.contest import BASE, Base, Contest, Foreign, Guest, Own
+from flows.contest import Base, Contest, Foreign, Guest, Own
 from flows.plan import Plan
 from flows.run import Host, Run
 from flows.serve import visiting
 from flows.train import made_base, report_if_new
 from steps.common import layout
 from steps.common.artifacts import Checkpoint, Evaluation, ModelEvaluation, OtherModel
+from steps.common.evaluations import BASE
 from steps.common.origin import origin_of
 from steps.evaluate import EVALUATE, EvaluateInputs
 from steps.evaluate_model import ModelServer

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from steps.common.errors import InvalidInputs
+from steps.common.evaluations import played
 from steps.common.query import select
 
 LISTED = 40
@@ -64,22 +65,38 @@ def print_trajectory(root: Path, name: str) -> None:
 
 
 def find_trajectory(root: Path, name: str) -> dict[str, Any]:
-    """The row of `0003/task/attempt`, or of `test-0003/task/attempt` in an evaluation."""
+    """The row of `0003/task/attempt`, or of `test-0003/task/attempt` in an evaluation.
+
+    Of another model it is `test-MODEL/task/attempt`.
+    """
+    others = [one.model for one in played(root) if one.iteration is None and name.startswith(f"test-{one.model}/")]
+    if others:
+        return _row(root, name, "evaluations", f"model = {_quoted(others[0])}", name.removeprefix(f"test-{others[0]}/"))
     iteration, _, rest = name.removeprefix("test-").partition("/")
-    task, _, attempt = rest.rpartition("/")
-    if not (iteration.isdigit() and attempt.isdigit()):
-        raise InvalidInputs(
-            f"{name!r} names no trajectory: write iteration/task/attempt, as `nightschool show RUN` lists them"
-        )
+    if not iteration.isdigit():
+        raise _no_name(name)
     table = "evaluations" if name.startswith("test-") else "trajectories"
-    task = task.replace("'", "''")
-    rows = select(
-        root,
-        f"SELECT * FROM {table} WHERE (iteration, task_id, attempt) = ({int(iteration)}, '{task}', {int(attempt)})",
-    )
+    return _row(root, name, table, f"iteration = {int(iteration)}", rest)
+
+
+def _row(root: Path, name: str, table: str, who: str, rest: str) -> dict[str, Any]:
+    task, _, attempt = rest.rpartition("/")
+    if not attempt.isdigit():
+        raise _no_name(name)
+    rows = select(root, f"FROM {table} WHERE {who} AND task_id = {_quoted(task)} AND attempt = {int(attempt)}")
     if rows.is_empty():
         raise InvalidInputs(f"there is no trajectory {name!r}; `nightschool show RUN` lists the newest")
     return rows.row(0, named=True)
+
+
+def _no_name(name: str) -> InvalidInputs:
+    return InvalidInputs(
+        f"{name!r} names no trajectory: write iteration/task/attempt, as `nightschool show RUN` lists them"
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def sampled_turns(sequences: list[dict[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from flow_fixtures import CONFIG
 
+from flows.config import RunConfig
 from flows.contest import Base, Contest, Foreign, Guest, Own
 from steps.common import layout
 from steps.common.artifacts import Checkpoint
@@ -29,7 +30,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     for name in ("night", "day"):
         (tmp_path / f"{name}.toml").write_text(CONFIG.replace('"night"', f'"{name}"'))
-        config = ask(env=str(tmp_path / f"{name}.toml"), model="base").config
+        config = RunConfig.from_toml(tmp_path / f"{name}.toml")
         write_record(tmp_path / name, RunRecord(config=config.model_dump(mode="json"), versions={}))
         for i in (0, 1):
             facts = {"iteration": i, "base_model": "model", "step": i, "updated": True, "metrics": {}}

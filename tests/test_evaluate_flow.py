@@ -1,5 +1,6 @@
 """Evaluations on demand: by the run's own settings, found again, and without a trace but the evaluation."""
 
+import shutil
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.config import ModelSettings
 from flows.evaluate import evaluate
+from flows.show import find_trajectory
 from flows.train import train
 from steps.common import layout
 from steps.common.comparison import comparison
@@ -154,6 +156,23 @@ def test_what_another_model_has_played_stays(steps: Steps, root: Path, wise: Jud
     assert [evaluation.iteration for evaluation in train(config)] == [0, 2, 3]
     (root / path / "trajectories.parquet").write_bytes(b"")
     assert "trajectories.parquet" in str(dict(damages(root))[root / path])
+
+
+def test_what_the_base_has_played_goes_aside_where_another_is_made(steps: Steps, root: Path, wise: JudgeServer) -> None:
+    path = evaluate("night", model="wise", server=at(wise)).path
+    base = root / f"{path}-base"
+    shutil.copytree(root / path, base)
+    manifest = (base / layout.MANIFEST).read_text()
+    (base / layout.MANIFEST).write_text(manifest.replace('"name": "wise"', '"name": "base"'))
+    _, moved = rewind(root, Rewind(iteration=0, step="pretrain"))
+    assert base.relative_to(root).as_posix() in moved and (root / path).exists()
+
+
+def test_a_transcript_is_found_by_the_models_name(steps: Steps, root: Path, wise: JudgeServer) -> None:
+    evaluate("night", model="wise/one", server=at(wise))
+    row = find_trajectory(root, "test-wise/one/test-1/0")
+    assert (row["model"], row["task_id"]) == ("wise/one", "test-1") and "I would rather not" in row["messages"]
+    assert find_trajectory(root, "test-0002/test-1/0")["model"] == "night@2"
 
 
 def test_a_run_may_begin_with_other_models(steps: Steps, runs: Path, tmp_path: Path, wise: JudgeServer) -> None:

@@ -30,7 +30,8 @@ def status(
 def show(
     run: RunName,
     trajectory: Annotated[
-        str | None, typer.Option(metavar="ID", help="One of the list's: 0003/task/attempt, or test-0003/task/0.")
+        str | None,
+        typer.Option(metavar="ID", help="0003/task/attempt; of evaluations test-0003/task/0 or test-MODEL/task/0."),
     ] = None,
 ) -> None:
     """List the newest trajectories, or read one: the transcript with tokens and rewards."""

@@ -8,6 +8,8 @@ from steps.common import layout
 from steps.common.artifacts import Manifest, Record, read_manifest
 
 FOLDER = "evaluations"
+BASE = "base"
+"""What the run's base model is called."""
 
 
 class Played(Record):

@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError
 from steps.common import layout
 from steps.common.artifacts import Record, read_manifest, refuse_pruned
 from steps.common.errors import CorruptArtifact, InvalidInputs
+from steps.common.evaluations import BASE, played
 from steps.common.runs import locked
 from steps.common.step import partials_of
 from steps.common.storage import sync, write_atomically
@@ -165,7 +166,8 @@ def _made_from(root: Path, iteration: int, step: StepName) -> list[str]:
     if step == "evaluate":
         return []
     if step in BEFORE:
-        return [*([layout.DEMONSTRATIONS] if step == "pretrain" else []), *_from_checkpoint(root, 0)]
+        of_the_base = [one.path for one in played(root) if one.model == BASE]
+        return [*([layout.DEMONSTRATIONS, *of_the_base] if step == "pretrain" else []), *_from_checkpoint(root, 0)]
     own = [layout.groups(iteration), layout.batch(iteration)]
     steps = {"rollout": own, "group": own[1:], "collate": [], "train": []}
     return steps[step] + _from_checkpoint(root, iteration + 1)
