@@ -52,10 +52,14 @@ COMPILE = tools/uv pip compile --quiet pyproject.toml $(UPGRADE) --python-versio
 	--custom-compile-command "make pins"
 COMPILE_CPU = UV_TORCH_BACKEND=cpu $(COMPILE) --override requirements/cpu-overrides.txt
 
+# Goes into .venv and .venvs/train, each of which keeps its own version of this.
+KEPT = --no-emit-package python-dateutil
+
 pins: ## Compile the pin files in requirements/ from pyproject.toml
 	$(COMPILE) --extra flow --extra dev --output-file requirements/flow.txt
 	$(COMPILE) --extra flow --constraint requirements/flow.txt --output-file requirements/flow-image.txt
 	$(COMPILE) --extra rollout --constraint requirements/flow.txt --output-file requirements/rollout.txt
+	$(COMPILE) --extra reasoning --constraint requirements/flow.txt $(KEPT) --output-file requirements/reasoning.txt
 	$(COMPILE_CPU) --extra serve-cpu --output-file requirements/serve-cpu.txt
 	$(COMPILE) --extra serve --output-file requirements/serve-cuda.txt
 	$(COMPILE_CPU) --extra train --extra test --output-file requirements/train-cpu.txt

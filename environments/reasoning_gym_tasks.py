@@ -11,7 +11,7 @@ No question is in both splits, however small the dataset: a question's hash says
 whose question is of the other split takes that of its next seed.
 
 It needs the package `reasoning-gym` wherever questions are made: for the flow, the rollouts and `model.pretrain`. It is
-the extra `reasoning`, of which a part is compiled when it is installed, by a C compiler.
+the extra `reasoning`, a part of which is compiled: `tools/setup reasoning`, where there is a C compiler.
 """
 
 import json

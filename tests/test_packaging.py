@@ -147,6 +147,7 @@ def test_the_wheel_works_where_the_sources_are_not(tmp_path: Path) -> None:
         ("flow", ["rollout", "flow", "test", "dev"]),
         ("flow-image", ["rollout", "flow"]),
         ("rollout", ["rollout"]),
+        ("reasoning", ["reasoning"]),
         ("serve-cpu", ["serve-cpu"]),
         ("serve-cuda", ["serve"]),
         ("train-cpu", ["train", "test"]),
