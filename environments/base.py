@@ -157,7 +157,10 @@ class Policy:
 
 
 Act = Callable[[Sequence[Message], Random], str]
-"""A scripted policy: the conversation so far and a source of chance in, the assistant's text out."""
+"""A scripted policy: the conversation so far and a source of chance in, the assistant's text out.
+
+It calls a tool in its text: `<tool_call>{"name": "find", "arguments": {"item": "nails"}}</tool_call>`.
+"""
 
 
 @dataclass(frozen=True)
