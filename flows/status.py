@@ -9,6 +9,10 @@ from steps.common.report import notes_of
 from steps.common.status import IterationStatus, Status
 
 
+WIDTH = 120
+"""Of a table that says little when it is squeezed."""
+
+
 def print_status(status: Status) -> None:
     """The state, and a row an evaluation."""
     console = Console()
@@ -41,11 +45,9 @@ def print_status(status: Status) -> None:
 
 def print_comparison(found: Comparison) -> None:
     """A row a model, the best first."""
-    console = Console()
+    console = Console(width=max(Console().width, WIDTH))
     rows = found.cells()
-    table = Table(box=None, header_style="bold")
-    for name in rows[0]:
-        table.add_column(escape(name), no_wrap=name != "model", overflow="fold")
+    table = Table(*map(escape, rows[0]), box=None, header_style="bold")
     for row in rows:
         table.add_row(*map(escape, row.values()))
     console.print(table)
