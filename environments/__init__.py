@@ -49,7 +49,10 @@ __all__ = [
 
 
 class CoroutineEnvironment(Environment):
-    """An existing agent, unchanged: `async def agent(task, policy)` returning a Result or a number, and its tasks."""
+    """An existing agent, unchanged: `async def agent(task, policy)` and its tasks.
+
+    It returns a Result or a number, or has whatever it asks elsewhere post one to `{policy.base_url}/reward`.
+    """
 
     agent: str
     """`package.module:function`"""
@@ -61,6 +64,8 @@ class CoroutineEnvironment(Environment):
 
     async def rollout(self, task: Task, policy: Policy) -> Result:
         result = await _import(self.agent)(task, policy)
+        if result is None and policy.posted:
+            return policy.posted
         if isinstance(result, Real):
             return Result(reward=float(result))
         if not isinstance(result, Result):

@@ -71,7 +71,7 @@ class ProgramEnvironment(Environment):
                 f"`{shown}` can't be started: {error.strerror} (PATH is {os.get_exec_path()})"
             ) from None
         if status:
-            end = f"exit status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
+            end = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.strsignal(-status)})"
             raise noted(ProgramFailed(f"`{shown}` ended with {end}: {output.reason()}"), output)
         if policy.posted is None:
             wanted = 'POST {"reward": 1.0} to $OPENAI_BASE_URL/reward, with the key in OPENAI_API_KEY'

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import aiohttp
 from openai import AsyncOpenAI
 
 from environments import Environment, Message, Policy, Result, Split, Task
@@ -96,6 +97,13 @@ async def will_not_stop(task: Task, policy: Policy) -> Result:
 
 async def returns_nothing(task: Task, policy: Policy) -> None:
     await policy.chat([{"role": "user", "content": "hi"}])
+
+
+async def has_its_reward_posted(task: Task, policy: Policy) -> None:
+    """As an agent elsewhere would, that was given the address."""
+    headers = {"Authorization": f"Bearer {policy.api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        (await session.post(f"{policy.base_url}/reward", json={"reward": 2})).raise_for_status()
 
 
 async def returns_nan(task: Task, policy: Policy) -> float:

@@ -90,7 +90,11 @@ FAILURES = {
     "raises": ("ask('a'); {}['b']", "ProgramFailed", r"agent.py` ended with exit status 1: KeyError: 'b'"),
     "refused": ("post('/responses', {})", "ProgramFailed", "HTTPError: HTTP Error 404"),
     "silent": ("sys.exit(3)", "ProgramFailed", "exit status 3: it printed nothing"),
-    "killed": ("print('so long'); sys.stdout.flush(); os.kill(os.getpid(), 15)", "ProgramFailed", "SIGTERM: so long"),
+    "killed": (
+        "print('so long', flush=True); os.kill(os.getpid(), 15)",
+        "ProgramFailed",
+        r"signal 15 \(Terminated\): so",
+    ),
     "posts_nothing": ("ask('a')", "NoResult", r'ended without a reward: it must POST \{"reward": 1.0\} to \$OPENAI_B'),
     "posts_text": ("post('/reward', {'reward': 'high'})", "ProgramFailed", "HTTP Error 400"),
     "posts_then_fails": ("post('/reward', {'reward': 1}); sys.exit(1)", "ProgramFailed", "exit status 1"),

@@ -120,6 +120,11 @@ async def test_a_rollout_without_a_result_is_a_failure(stub: StubServer) -> None
     assert trajectory.failure.message == "the rollout returned NoneType, not a Result"
 
 
+async def test_a_reward_that_was_posted_counts_where_none_is_returned(stub: StubServer, tmp_path: Path) -> None:
+    async with venue_at(stub, agent(tmp_path, "has_its_reward_posted")) as venue:
+        assert (await play(venue, TASK, attempt=0)).reward == 2
+
+
 def test_an_agent_that_will_not_stop_is_left_behind(
     served: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
