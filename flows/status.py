@@ -8,7 +8,6 @@ from steps.common.comparison import Comparison
 from steps.common.report import notes_of
 from steps.common.status import IterationStatus, Status
 
-
 WIDTH = 120
 """Of a table that says little when it is squeezed."""
 

@@ -142,6 +142,11 @@ def test_another_model_is_compared_with_the_checkpoints(steps: Steps, root: Path
     others = report_of(root).others
     assert others and [row.model for row in others.models] == ["night@3", "wise/one"]
     page = (root / layout.REPORT).read_text()
+    others = ["sampling.max_tokens=50"]
+    evaluate("night", model="wise/one", server=at(wise), overrides=others)
+    assert evaluate("night", 2, overrides=others).path.startswith("evaluations/0002-")
+    names = {row.model for row in comparison(root, checkpoints=True).models}
+    assert names >= {"wise/one", "wise/one (max_tokens 50)", "night@2", "night@2 (max_tokens 50)"}
     assert page.count("wise/one") == 2 and "stroke-dasharray" in page and "less night@3 (95%)" in page
 
 
