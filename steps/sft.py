@@ -6,13 +6,16 @@ things. Its adapter is kept as the reference of the KL: with `train.beta`, the p
 and not near the base model. And the optimizer of the iterations starts afresh, also in a fork that has its origin's:
 moments of one loss say nothing about another.
 
-A kill costs the whole step, as the same examples in the same order give the same bytes.
+A kill costs a minute: the state of the training is kept beside the step's folder, as finished groups are.
 """
 
+import shutil
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from steps.common import layout
 from steps.common.artifacts import Checkpoint, Demonstrations, Record
 from steps.common.step import Step, Workspace
 from steps.initialize import InitializeInputs
@@ -55,7 +58,13 @@ def sft(inputs: SftInputs, workspace: Workspace) -> dict[str, Any]:
     return imitate(inputs, workspace)
 
 
-SFT = Step("sft", SftInputs, Checkpoint, sft)
+def forget(target: Path) -> None:
+    """Removes what was kept of attempts at `target`, of settings that were given up, too."""
+    for folder in target.parent.glob(f".{target.name}.*{layout.HALFWAY}"):
+        shutil.rmtree(folder)
+
+
+SFT = Step("sft", SftInputs, Checkpoint, sft, tidy=forget)
 
 if __name__ == "__main__":
     SFT.main()

@@ -252,6 +252,28 @@ def test_checkpoint_0_has_learnt_the_examples_and_proves_it(root: Path, first: C
     assert not list((root / first.path).glob("*.pt*")), "the optimizer of the iterations starts afresh"
 
 
+def test_a_kill_costs_what_was_not_kept_and_changes_no_bit(
+    root: Path, first: Checkpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("steps.grpo.halfway.EVERY", 0.0)
+    step, kept = ImitationTrainer.training_step, root / "checkpoints"
+
+    def killed(self: ImitationTrainer, *args: Any) -> torch.Tensor:
+        if len(self.seen) == 3:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImitationTrainer, "training_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            SFT.run(inputs_of(root, epochs=2), root, "checkpoints/killed")
+    assert [path.name for path in kept.glob(".killed.*.sft/*")] == ["3"]
+    resumed = SFT.run(inputs_of(root, epochs=2), root, "checkpoints/killed")
+    assert (resumed.digest, resumed.metrics) == (first.digest, first.metrics)
+    assert "goes on after 3 of 4 steps" in capsys.readouterr().out
+    assert not list(kept.glob(".killed.*"))
+
+
 def test_too_long_examples_are_left_out_and_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = SFT.run(inputs_of(root, max_tokens=60), root, "checkpoints/short")
     assert done.metrics["dropped_too_long"] == 1

@@ -28,6 +28,8 @@ DAY = f"{LOGS}/day"
 """Of those that serve a checkpoint to agents by day: a folder each."""
 GROUPS = ".groups"
 """Suffix of the hidden folder that holds the finished groups of a shard that is not finished."""
+HALFWAY = ".sft"
+"""Suffix of the hidden folder that holds the state of an SFT that is not finished."""
 PARTIAL = ".partial"
 """Suffix of the hidden folder that a step fills before it is renamed into place."""
 

@@ -16,6 +16,7 @@ from steps.common.step import Workspace
 from steps.grpo.adapter import REFERENCE, save_adapter
 from steps.grpo.batch import Example, check_vocabulary, deal
 from steps.grpo.examples import read_examples
+from steps.grpo.halfway import Halfway
 from steps.grpo.imitation_trainer import Batch, ImitationTrainer
 from steps.grpo.model import leave_unless_first, load_base, load_tokenizer, prepare_torch
 from steps.grpo.probe import imitated_sequences, logprobs, write_probe
@@ -34,10 +35,14 @@ def imitate(inputs: "SftInputs", workspace: Workspace) -> dict[str, Any]:
     examples, dropped = read_examples(folder, tokenizer, inputs.base_model, inputs.settings.max_tokens)
     print(f"imitates {len(examples)} sequences; left out: {_counted(dropped)}", flush=True)
     trainer = make_trainer(inputs, workspace, tokenizer, examples)
-    training = time.monotonic()
-    trainer.train()
+    halfway = Halfway(trainer, workspace, inputs.fingerprint())
+    trainer.add_callback(halfway)
+    before, training = halfway.go_on(), time.monotonic()
+    to_come = trainer.batches[len(trainer.seen) :]
+    trainer.train(resume_from_checkpoint=before)
     workspace.measured["update_seconds"] = seconds = time.monotonic() - training
-    workspace.measured["tokens_per_second"] = sum(map(len, examples)) * inputs.settings.epochs / seconds
+    tokens = sum(len(example) for batch in to_come for part, _ in batch.parts for example in part)
+    workspace.measured["tokens_per_second"] = tokens / seconds
     leave_unless_first()
     _save(trainer.model, inputs, examples, workspace.out)
     workspace.measured["other_seconds"] = time.monotonic() - started - seconds
@@ -70,6 +75,7 @@ def make_trainer(
         bf16=inputs.dtype == "bfloat16",
         use_cpu=not torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
+        ignore_data_skip=True,
         logging_strategy="no",
         save_strategy="no",
         report_to="none",

@@ -66,8 +66,10 @@ class ImitationTrainer(SFTTrainer):
         self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The batches in their order. Not prepared by accelerate: each rank was dealt its own."""
-        return DataLoader(cast(Any, self.batches), batch_size=1, collate_fn=lambda batches: batches[0])
+        """The batches still to come. Not prepared by accelerate: each rank was dealt its own."""
+        return DataLoader(
+            cast(Any, self.batches[len(self.seen) :]), batch_size=1, collate_fn=lambda batches: batches[0]
+        )
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Up in a straight line over the warm-up, then down in one; no step has the rate 0."""
@@ -116,6 +118,9 @@ class ImitationTrainer(SFTTrainer):
         ]
         tensors: Tensors = self.data_collator(rows)
         return tensors
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """The weights are in place."""
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
         norm: torch.Tensor = super()._clip_grad_norm(model)  # type: ignore[no-untyped-call]
