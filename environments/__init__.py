@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import os
 import pkgutil
 import sys
 import traceback
@@ -134,8 +133,7 @@ def _import(path: str) -> Any:
 def _missing(module: str, name: str) -> str:
     if not f"{module}.".startswith(f"{name}."):
         return f"{module} imports {name!r}, which is not installed in {sys.prefix}"
-    where = f"in {Path.cwd()}, on PYTHONPATH ({os.environ.get('PYTHONPATH') or 'empty'}) or in {sys.prefix}"
-    return f"there is no module {name!r} {where}"
+    return f"there is no module {name!r} in {Path.cwd()}, on PYTHONPATH or in {sys.prefix}"
 
 
 def _place(error: Exception) -> str:

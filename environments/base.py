@@ -131,6 +131,7 @@ class Policy:
     def __init__(self, complete: Complete, *, base_url: str, api_key: str, model: str) -> None:
         self.base_url, self.api_key, self.model = base_url, api_key, model
         self.complete = complete
+        """What all ways to ask the model come down to."""
         self.posted: Result | None = None
         """What the agent has posted to `{base_url}/reward`, where it is one that does."""
 

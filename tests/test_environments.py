@@ -191,7 +191,7 @@ def test_a_coroutine_and_a_file_of_tasks_are_an_environment(package: Path) -> No
         (
             "nowhere.agents:Agent",
             {},
-            "there is no module 'nowhere' in .*, on PYTHONPATH",
+            "there is no module 'nowhere' in .*, on PYTHONPATH or in",
         ),
         ("own_agents:Riddle", {}, "own_agents has no 'Riddle'; it has .*Riddles"),
         ("own_agents:Riddles", {"difficult": 1}, "option 'difficult'"),
