@@ -11,7 +11,6 @@ worth: `POST $OPENAI_BASE_URL/reward` with the same key, `{"reward": 1.0, "metri
 
 import asyncio
 import codecs
-import ctypes
 import os
 import re
 import shlex
@@ -37,8 +36,6 @@ CHUNK = 1 << 16
 LAST_WORDS = 1.0
 """Seconds to wait for what a program has printed, where something that it left behind holds its output open."""
 ERROR = re.compile(r"^(Uncaught )?[\w.]*(Error|Exception)\b")
-PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl
 
 
 class ProgramFailed(Exception):
@@ -131,13 +128,12 @@ def noted(error: Exception, output: Output) -> Exception:
 async def run(command: Sequence[str], stdin: str, env: Mapping[str, str], output: Output) -> int:
     """Runs a program to its end; returns its exit status, negative where a signal ended it.
 
-    What it started and left in its process group ends with it; all of it, where this is cancelled or this process ends.
-    Raises `OSError` where it can't be started.
+    What it started and left in its process group ends with it, also where this is cancelled. What has left that group,
+    and all where this process is killed, is left to whoever keeps this one. Raises `OSError` where it can't be started.
     """
     with tempfile.TemporaryFile() as given:
         given.write(stdin.encode())
         given.seek(0)
-        parent = os.getpid()
         process = subprocess.Popen(
             command,
             stdin=given,
@@ -145,7 +141,6 @@ async def run(command: Sequence[str], stdin: str, env: Mapping[str, str], output
             stderr=subprocess.STDOUT,
             env=env,
             start_new_session=True,
-            preexec_fn=lambda: _die_with(parent),
         )
     assert process.stdout
     with process.stdout as pipe:
@@ -190,10 +185,3 @@ async def _readable(descriptor: int) -> None:
         await ready.wait()
     finally:
         loop.remove_reader(descriptor)
-
-
-def _die_with(parent: int) -> None:
-    """In the new process: has the kernel kill it when its parent dies."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,10 +1,7 @@
 """An agent that is a program: what it is given, what is kept of it, and how it ends, whatever it does."""
 
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -154,33 +151,8 @@ async def test_no_process_of_a_program_outlives_its_rollout(played: Play, tmp_pa
     assert time.monotonic() - started < PATIENCE
 
 
-def test_a_program_ends_with_the_step_that_is_killed(tmp_path: Path) -> None:
-    step = """
-import asyncio
-from environments._program import Output, run
-asyncio.run(run(["sh", "-c", "echo $$ > started; exec sleep 600"], "{}", {}, Output("a")))
-"""
-    process = subprocess.Popen([sys.executable, "-c", step], cwd=tmp_path, env=os.environ | {"PYTHONPATH": root()})
-    started = tmp_path / "started"
-    until(lambda: started.exists() and started.read_text().strip())
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    until(lambda: gone(int(started.read_text())))
-
-
-def root() -> str:
-    return str(Path(__file__).parents[1])
-
-
 def gone(pid: int) -> bool:
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return True
-
-
-def until(there: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.02)
