@@ -2,6 +2,7 @@
 
 import re
 from base64 import b64encode
+from html import escape
 from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -38,7 +39,7 @@ def markdown(report: Report, page: Path) -> str:
     table = ["| checkpoint | held-out reward | tasks |", "| --- | --- | --- |", *rows] if rows else []
     others = compared(report)
     if others:
-        cells = [tuple(row.values()) for row in others]
+        cells = [tuple(escape(cell).replace("|", "\\|") for cell in row.values()) for row in others]
         table += ["", *(f"| {' | '.join(row)} |" for row in (tuple(others[0]), ("---",) * len(others[0]), *cells))]
     notes = [line for note in report.notes for line in (note, "")]
     return "\n".join([f"## {report.run}", "", picture, "", *notes, *table, "", f"Every iteration: `{page}`"])

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
+from steps.agent.foreign import NO_KEY
 from steps.agent.session import PlayInputs
 from steps.agent.shard import sweep_shard
 from steps.agent.summary import held_out
@@ -45,7 +46,7 @@ class ModelServer(Record):
         """The server as rollouts know it. Raises `InvalidInputs` where the key is not in the environment."""
         is_openai = urlsplit(self.base_url).hostname == "api.openai.com"
         variable = self.key_variable or ("OPENAI_API_KEY" if is_openai else None)
-        key = environment.get(variable) if variable else "none"
+        key = environment.get(variable) if variable else NO_KEY
         if not key:
             raise InvalidInputs(f"{variable}, which holds the key of {self.base_url}, is not set where steps run")
         return Endpoint(self.base_url.rstrip("/"), key, model, exact=False)

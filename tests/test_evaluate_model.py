@@ -160,8 +160,8 @@ def test_another_refusal_is_the_agents_failure(tmp_path: Path, server: JudgeServ
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_refused_key_or_model_ends_it_at_once(tmp_path: Path, server: JudgeServer, status: int) -> None:
-    server.reply = lambda request, number: fault(status, "no such thing")
-    with pytest.raises(InvalidInputs, match=rf"refuses the key or the model wise: HTTP {status}: no such thing"):
+    server.reply = lambda request, number: fault(status, f"no such thing, {KEY}")
+    with pytest.raises(InvalidInputs, match=rf"refuses the key or the model wise: HTTP {status}: no such thing, …$"):
         play(tmp_path, server, limits=QUICK.model_copy(update={"concurrency": 1}))
     assert len(server.requests) == 1
 

@@ -19,6 +19,8 @@ from steps.agent.sampling import Notices
 from steps.agent.upstream import Endpoint, Upstream
 from steps.common.errors import InvalidInputs, ServerFault
 
+NO_KEY = "none"
+"""What is sent where there is none: clients and servers want some."""
 BUSY = frozenset({429, 503})
 IN_VAIN = frozenset({401, 402, 403, 404})
 """The key, the account or the model's name: no request would fare better."""
@@ -88,6 +90,8 @@ class ForeignUpstream(Upstream):
         return bool(named)
 
     def _trouble(self, status: int, headers: Mapping[str, str], message: str) -> Exception:
+        if self._key != NO_KEY:  # there are servers that repeat it
+            message = message.replace(self._key, "…")
         if status in BUSY and (seconds := seconds_in(headers.get("Retry-After", ""))) is not None:
             self.healthy = False
             return Busy(seconds, f"HTTP {status}: {message}")
