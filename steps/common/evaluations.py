@@ -43,8 +43,8 @@ def played(root: Path) -> Iterator[Played]:
     """The finished ones, by path. Raises `CorruptArtifact`."""
     for folder in sorted((root / FOLDER).glob("[!.]*")):
         if manifest := read_manifest(folder):
-            facts, is_checkpoint = manifest.artifact, manifest.step == "evaluate"
-            iteration = facts["iteration"] if is_checkpoint else None
-            model = f"{root.name}@{iteration}" if is_checkpoint else facts["model"]["name"]
+            number = folder.name.partition("-")[0]
+            iteration = int(number) if number.isdigit() else None
+            model = manifest.artifact["model"]["name"] if iteration is None else f"{root.name}@{iteration}"
             path = folder.relative_to(root).as_posix()
             yield Played(path=path, model=model, iteration=iteration, manifest=manifest)
