@@ -12,10 +12,12 @@ from flow_fixtures import Steps, config_of
 from run_fixtures import store_rollouts, trajectory
 
 from environments import Environment, Task, TokenSequence, TrajectoryGroup
+from flows.plan import Plan
 from flows.train import train
 from steps.common import layout
 from steps.common.artifacts import Checkpoint, Demonstrations, read_artifact, read_manifest
 from steps.common.errors import InvalidInputs
+from steps.common.origin import Origin
 from steps.common.report import notes_of
 from steps.common.rewind import Rewind, rewind
 from steps.common.runs import RUNS, RunRecord, write_record
@@ -26,6 +28,7 @@ from steps.demonstrations import DEMONSTRATIONS, DemonstrationsInputs, ExampleSe
 from steps.examples.best import SEQUENCES
 from steps.examples.chats import CHATS
 from steps.group import GROUP, GroupInputs
+from steps.initialize import InitializeInputs
 
 GAME = EnvironmentSettings(name="tic_tac_toe")
 BASE = ("model", "digest of the model")
@@ -263,3 +266,14 @@ def test_a_run_starts_from_examples(steps: Steps, runs: Path, tmp_path: Path) ->
     file.write_text(json.dumps(CHAT))
     train(config_of(tmp_path, *settings))
     assert steps.made == ["checkpoints/0000"]
+
+
+def test_a_fork_does_not_imitate_its_origins_examples_again(tmp_path: Path) -> None:
+    plan = Plan(config_of(tmp_path, "sft.demonstrations=3"))
+    checkpoint = Checkpoint(path="x", digest="x", iteration=2, base_model="model", step=2, updated=True, metrics={})
+    given: dict[str, Any] = {"path": "origin", "digest": "x", "run": "first", "checkpoint": checkpoint, "lora": {}}
+    for learnt, again in ((None, True), ({"demonstrations": 3}, False), ({"demonstrations": 4}, True)):
+        origin = Origin.model_validate(given | {"with_optimizer": True, "sft": learnt})
+        first = InitializeInputs(base_model="model", origin=origin)
+        assert (plan.demonstrations(first, tmp_path) is not None) == again
+        assert ("sft" in first.identity()["origin"]) == (learnt is not None), "older forks stay what they are"
