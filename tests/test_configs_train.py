@@ -1,6 +1,6 @@
 """Every config that makes its model trains two iterations here: the real command, trainer and vLLM, and little of each.
 
-Two runs at a time, since a run uses one core for most of its time; what is left of CPU seconds is the start of vLLM.
+Two runs at a time, with a thread each: a run by itself leaves one of two cores idle for most of its time.
 """
 
 import os
