@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Never, TextIO
 
-from steps.common.warm import die_with
+from steps.common.warm import PR_SET_NAME, die_with
 
 PR_SET_CHILD_SUBREAPER = 36
 REAPING = 1000
@@ -83,6 +83,7 @@ def _keep(work: Callable[[], Never], order: int, us: int) -> Never:
     try:
         os.setsid()  # Ctrl-C is for us to handle
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_NAME, b"keeper", 0, 0, 0)  # as `top` shows it
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         keeper = os.getpid()
@@ -130,6 +131,7 @@ def _become_worker(work: Callable[[], int], out: int, err: int, crash: int) -> N
     status = 1
     try:
         os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_NAME, b"agents", 0, 0, 0)
         for descriptor, standard in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
             os.dup2(descriptor, standard)
             os.close(descriptor)

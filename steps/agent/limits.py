@@ -20,7 +20,7 @@ class RolloutLimits(Record):
     """For an agent to clean up after it was cancelled; then it is abandoned."""
     block_timeout: PositiveFloat = 60.0
     """For which an agent may keep the process to itself, without an `await` that waits; then the process is killed."""
-    calls: PositiveInt = 1000
+    calls: PositiveInt = 2000
     """Of the model, by one attempt."""
     output_bytes: PositiveInt = 1 << 20
     """That an attempt may print; a process that plays several, as much as all that it has begun. The log of the step
