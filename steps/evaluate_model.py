@@ -32,6 +32,7 @@ class ModelServer(Record):
     """The environment variable with the server's key, set where steps run. Without it none is sent, but for OpenAI's
     own server OPENAI_API_KEY."""
     prices: Prices | None = None
+    """To be told what it cost, in whatever currency they are."""
 
     @model_validator(mode="after")
     def _is_an_address(self) -> Self:
