@@ -101,7 +101,7 @@ def print_result(root: Path, server: ServerRecord | None) -> None:
 
 
 def print_compared(contest: "Contest") -> None:
-    """How all do that have played in the environment, where there are several."""
+    """How all do that have played in the environment."""
     from flows.status import print_comparison
     from steps.common.comparison import comparison
 

@@ -68,7 +68,8 @@ def comparison(root: Path, environment: Mapping[str, Any] | None = None, *, chec
     here = [one for one in found if one.environment == environment]
     reference = _reference(root, here)
     rows = [one for one in here if checkpoints or one.iteration is None or one is reference]
-    compared = [_compared(root, one, reference) for one in rows]
+    rewards = _rewards(_frame(root, reference)) if reference else {}
+    compared = [_compared(root, one, reference, rewards) for one in rows]
     return Comparison(
         reference=reference.model if reference else None,
         models=sorted(compared, key=lambda row: -row.reward),
@@ -96,11 +97,9 @@ def _reference(root: Path, here: Sequence[Played]) -> Played | None:
     return own[best] if best in own else own[max(own)] if own else None
 
 
-def _compared(root: Path, one: Played, reference: Played | None) -> Compared:
+def _compared(root: Path, one: Played, reference: Played | None, rewards: Mapping[str, float | None]) -> Compared:
     frame = _frame(root, one)
-    facts, pairs = one.manifest.artifact, None
-    if reference and one is not reference:
-        pairs = interval(_rewards(frame), _rewards(_frame(root, reference)), CONFIDENCE)
+    facts = one.manifest.artifact
     return Compared(
         model=_label(one, reference),
         is_checkpoint=one.iteration is not None,
@@ -108,7 +107,7 @@ def _compared(root: Path, one: Played, reference: Played | None) -> Compared:
         stderr=facts["stderr"],
         tasks=facts["tasks"],
         failed=facts["failed"],
-        difference=pairs,
+        difference=None if one is reference else interval(_rewards(frame), rewards, CONFIDENCE),
         turns=frame["turns"].mean(),
         prompt_tokens=frame["prompt_tokens"].sum(),
         completion_tokens=frame["completion_tokens"].sum(),
