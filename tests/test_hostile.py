@@ -57,7 +57,10 @@ FAILURES = {
     "asks_whatever_comes": "TooManyCalls",
 }
 MESSAGES = {
-    "sleeps": "the agent let nothing else run for 1 s: rollout.limits.block_timeout is 1",
+    "sleeps": "the agent let nothing else run for 1 s: rollout.limits.block_timeout",
+    "shouts": "the agent printed more than 65,536 bytes: rollout.limits.output_bytes",
+    "forks": "the agent has more than 10 processes running: rollout.limits.processes",
+    "connects": "the agent has more than 60 files and sockets open: rollout.limits.open_files",
     "exits": "the agent's process ended with status 3",
     "kills": "the agent's process ended by signal 9: by the agent, or since the machine ran out of memory",
     "crashes": "the agent's process ended by signal 11",

@@ -8,8 +8,10 @@ ends them all. Linux only.
 """
 
 import ctypes
+import errno
 import faulthandler
 import os
+import resource
 import select
 import signal
 import socket
@@ -154,8 +156,9 @@ def open_files(pid: int) -> int:
     """How many files and sockets a process has open; 0 where it has ended."""
     try:
         return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return 0
+    except OSError as error:
+        # To look takes one, too.
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if error.errno == errno.EMFILE else 0
 
 
 def descendants(pid: int) -> list[int]:

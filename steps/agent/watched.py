@@ -72,8 +72,7 @@ class Watched:
                 self._printed.add(stream, chunk)
         if now - self._counted > LOOK:
             self._counted = now
-            self._count_files()
-            self._count_processes()
+            self._count()
         self._check_silence_and_output()
 
     def ask_to_end(self) -> None:
@@ -113,12 +112,11 @@ class Watched:
                 self.begun[job] = time.monotonic()
             case Pulse(requests, notices):
                 self.requests, self.notices = requests, notices
-            case Lost(error):
-                self._count_files()
+            case Lost(error, files):
+                self._check_files(files)
                 self.lost = error
-            case Played(job, trajectory):
-                if trajectory.failure:
-                    self._count_files()
+            case Played(job, trajectory, files):
+                self._check_files(files)
                 # A failure may be due to another, who took all files; a success is one.
                 if not (trajectory.failure and self.offence):
                     self.unfinished.remove(job)
@@ -137,37 +135,35 @@ class Watched:
             yield chunk
             left -= 1
 
-    def _count_files(self) -> None:
-        """Those that are open, those of attempts that are over included."""
+    def _count(self) -> None:
         if self._ready is None or self.ended:
             return
-        files, own, most = open_files(self._ready.pid), self._ready.open_files, self._limits.open_files
-        _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if files > min(own + most * max(1, len(self.begun)), allowed - SPARE_FILES):
-            self._offend("TooManyFiles", f"has {files - own} files and sockets open", "open_files", most)
-
-    def _count_processes(self) -> None:
-        if self._ready is None or self.ended:
-            return
+        self._check_files(open_files(self._ready.pid))
         running, most = len(self._kept.processes()) - 1, self._limits.processes
         if running > most * max(1, len(self.begun.keys() & self.unfinished)):
-            self._offend("TooManyProcesses", f"has {running} processes running", "processes", most)
+            self._offend("TooManyProcesses", f"has more than {most} processes running", "processes")
+
+    def _check_files(self, files: int) -> None:
+        """So many are open, those of attempts that are over included."""
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - SPARE_FILES
+        own, most = self._ready.open_files if self._ready else 0, min(self._limits.open_files, allowed)
+        if files > min(own + most * max(1, len(self.begun)), allowed):
+            self._offend("TooManyFiles", f"has more than {most} files and sockets open", "open_files")
 
     def _check_silence_and_output(self) -> None:
         limits = self._limits
         if self._printed.count > limits.output_bytes * max(1, len(self.begun)):
-            self._offend("TooMuchOutput", f"printed {self._printed.count:,} bytes", "output_bytes", limits.output_bytes)
+            self._offend("TooMuchOutput", f"printed more than {limits.output_bytes:,} bytes", "output_bytes")
         if self._ready and not self.ended and self._silent > limits.block_timeout:
             with suppress(ProcessLookupError):
                 os.kill(self._ready.pid, signal.SIGUSR1)
             time.sleep(DUMPING)
-            self._offend(
-                "Blocked", f"let nothing else run for {self._silent:.0f} s", "block_timeout", limits.block_timeout
-            )
+            self._offend("Blocked", f"let nothing else run for {limits.block_timeout:g} s", "block_timeout")
 
-    def _offend(self, kind: str, what: str, limit: str, most: float) -> None:
+    def _offend(self, kind: str, what: str, limit: str) -> None:
+        """Without what was measured: equal offences are counted together."""
         if self.offence is None:
-            self.offence = Failure(kind, f"the agent {what}: rollout.limits.{limit} is {most:g}")
+            self.offence = Failure(kind, f"the agent {what}: rollout.limits.{limit}")
             self._kept.kill()
 
 

@@ -56,10 +56,11 @@ class Begun:
 
 @dataclass(frozen=True)
 class Played:
-    """An attempt has come to its end."""
+    """An attempt has come to its end; with `open_files`, where it failed: perhaps for want of more."""
 
     job: Job
     trajectory: Trajectory
+    open_files: int
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Lost:
     """The shard can't go on."""
 
     error: Exception
+    open_files: int
 
 
 Message = Ready | Begun | Played | Pulse | Lost
@@ -152,13 +154,14 @@ async def _work(
         if not line.stopped:
             raise
     except Exception as error:  # All there is: the supervisor raises it.
-        line.tell(Lost(_sendable(_first(error))))
+        line.tell(Lost(_sendable(_first(error)), open_files(os.getpid())))
 
 
 async def _play(line: Line, venue: Venue, task: Task, job: Job, slots: asyncio.Semaphore) -> None:
     async with slots:
         line.tell(Begun(job))
-        line.tell(Played(job, await play(venue, task, job.attempt, job.tries)))
+        trajectory = await play(venue, task, job.attempt, job.tries)
+        line.tell(Played(job, trajectory, open_files(os.getpid()) if trajectory.failure else 0))
 
 
 async def _beat(line: Line, venue: Venue) -> None:
