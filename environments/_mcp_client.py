@@ -2,19 +2,17 @@
 
 What a tool does wrong comes back as text for the model. What ends the connection is raised, and ends the attempt. A
 server that was started here ends with its connection: its stdin is closed, after 2 s it gets SIGTERM, after 4 s
-SIGKILL, and all of its process group with it. Where this process is killed, `_mcp_guard.py` sees to that.
+SIGKILL, and all of its process group with it. Where this process is killed, the step's keeper sees to that.
 """
 
 import asyncio
 import json
 import os
 import re
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from string import Template
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,7 +24,6 @@ from pydantic import ValidationError
 if TYPE_CHECKING:
     from mcp.server import Server
 
-GUARD = Path(__file__).with_name("_mcp_guard.py")
 CONNECTING = 30.0
 """Seconds until a connection stands, or takes what is sent. Answers have the session's own timeouts."""
 MOST_PAGES = 100
@@ -131,9 +128,9 @@ def _transport(target: "Command | Address | Server[Any]", written: IO[str]) -> A
 
 
 def _on_stdio(target: Command, written: IO[str]) -> Any:
-    arguments = ["-S", str(GUARD), *target.arguments]
+    command, *arguments = target.arguments
     environment = {name: os.environ[name] for name in target.forwarded if name in os.environ}
-    return stdio_client(StdioServerParameters(command=sys.executable, args=arguments, env=environment), written)  # type: ignore[arg-type]
+    return stdio_client(StdioServerParameters(command=command, args=arguments, env=environment), written)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

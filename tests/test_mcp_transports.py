@@ -247,19 +247,8 @@ async def test_a_cancelled_attempt_leaves_no_process(hostile: Command, tasks: Pa
     assert attempt.cancelled() and not alive(pid)
 
 
-# Answers nobody, and minds neither the end of its stdin nor SIGTERM.
-DEAF = """
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
-time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", [HOSTILE, DEAF], ids=["reads", "deaf"])
-def test_a_killed_attempt_leaves_no_process(program: str, hostile: Command, tmp_path: Path) -> None:
-    (tmp_path / "hostile.py").write_text(program)
+def test_a_killed_attempt_leaves_no_process(hostile: Command, tmp_path: Path) -> None:
+    """The server's stdin ends with its client, whoever ended that. One that minds this not is the keeper's to end."""
     script = textwrap.dedent(f"""
         import asyncio
         from environments._mcp_client import Command, connected
