@@ -3,8 +3,8 @@
 Commands import what they need when they run, so that looking at a run takes no time.
 """
 
-import os
 import sys
+from pathlib import Path
 
 import typer
 
@@ -24,5 +24,5 @@ def main() -> None:
     """The command: errors that one line explains are that line, on stderr."""
     from steps.common.step import exit_status_of
 
-    sys.path.append(os.getcwd())  # where steps, which are `python -m`, find a user's agent too
+    sys.path.append(str(Path.cwd()))  # where steps, which are `python -m`, find a user's agent too
     sys.exit(exit_status_of(app))
