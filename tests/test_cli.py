@@ -108,7 +108,7 @@ steps = 1
         ("rescore night --from 0", "run.json: name is missing"),
         ("train {runs}/nowhere.toml", "can't read {runs}/nowhere.toml: No such file or directory"),
         ("train {config} --set environment.name=chess", "there is no environment 'chess'"),
-        ("train {config} --set environment.name=no_such.module:Thing", "no module 'no_such' can be imported"),
+        ("train {config} --set environment.name=no_such.module:Thing", "there is no module 'no_such' in "),
         ("train {config} --set rollout.gruops=3", "unknown key rollout.gruops; did you mean rollout.groups?"),
         ("train {config} --set rollout.groups=x", "rollout.groups = 'x': should be a valid integer"),
         ("train {config} --set rollout.groups=9999", "rollout.groups = 9999, but the train split"),
