@@ -52,7 +52,7 @@ def test_every_config_is_understood(file: Path) -> None:
         (("iterations = 3", "iterations = 0"), "iterations = 0: should be greater than or equal to 1"),
         (("iterations = 3", ""), "iterations is missing"),
         (('name = "small"', 'name = "../up"'), "name = '../up'"),
-        (("steps = 1", "steps = 1\n[model]\nbase = 'a/b'"), "model: give either model.base or a table [model.pretrain]"),
+        (("steps = 1", "steps = 1\n[model]\nbase = 'a/b'"), "give either model.base or a table [model.pretrain]"),
         (("[evaluate]", "[runtime]\ntype='process'\nparalel = 2\n[evaluate]"), "did you mean runtime.parallel?"),
         (("[evaluate]", "[runtime]\ntype='slurm'\n[evaluate]"), "runtime = {'type': 'slurm'}: "),
         (("[evaluate]", "[evaluate"), "is not TOML"),
