@@ -42,11 +42,17 @@ class Measured:
 
 
 def measure(work: Callable[[], object]) -> Measured:
-    """Wall and processor seconds of this process."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    """Wall and processor seconds of this process and of those that it has forked."""
+    wall, cpu = time.perf_counter(), cpu_seconds()
     with redirect_stdout(StringIO()):
         work()
-    return Measured(time.perf_counter() - wall, time.process_time() - cpu)
+    return Measured(time.perf_counter() - wall, cpu_seconds() - cpu)
+
+
+def cpu_seconds() -> float:
+    """Of this process and its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def shard(policy: Checkpoint, tasks: list[Task], number: int) -> RolloutInputs:
