@@ -12,9 +12,10 @@ from environments._mail_attempt import Attempt, Question, opening, same
 from environments._mail_corpus import TODAY, Asked, corpus
 from environments._mail_enron import enron_store
 from environments._mail_judge import Judge
-from environments._mail_players import at_random, badly, well
+from environments._mail_players import at_random, badly, plan, well
 from environments._mail_store import MailStore
 from environments._tasks_file import read_tasks
+from environments._tool_calls import as_message, as_text
 from environments.base import Environment, Message, Player, Result, Split, Task, UnknownEnvironment
 
 HELD_OUT = 4
@@ -41,6 +42,11 @@ class MailEnvironment(Environment):
     """Most hits of a search."""
     test_tasks: PositiveInt = 128
     """Held-out tasks at most, where the mails are made up."""
+
+    @property
+    def is_native(self) -> bool:
+        """Are the tools in the requests, and not in the text of the messages?"""
+        return True
 
     @model_validator(mode="after")
     def _enron_has_questions(self) -> Self:
@@ -80,9 +86,11 @@ class MailEnvironment(Environment):
         while True:
             attempt = self.attempt(random.choice(tasks))
             messages = self.opening(attempt.question)
-            while not attempt.ending:
-                messages.append({"role": "assistant", "content": well(attempt.question, messages)})
-                messages += attempt.take(messages[-1])
+            for number, call in enumerate(plan(attempt.question)):
+                said = as_message(number, *call) if self.is_native else {"role": "assistant", "content": as_text(*call)}
+                messages += [said, *attempt.take(said)]
+                if attempt.ending:
+                    break
             yield messages if messages[-1]["role"] == "assistant" else messages[:-1]
 
     def players(self) -> Sequence[Player]:

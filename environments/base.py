@@ -198,6 +198,10 @@ class Environment(BaseModel):
         """Endless example conversations to warm-start a model that knows nothing."""
         raise NotImplementedError
 
+    def demonstrated_tools(self) -> Sequence[dict[str, Any]]:
+        """The tools that rollouts offer in requests, as OpenAI's API has them: examples show them to the model, too."""
+        return ()
+
     def players(self) -> Sequence[Player]:
         """Scripted players that pin the reward: at least a best and a worst one."""
         return ()

@@ -24,6 +24,7 @@ The mails are made up (`_mail_corpus.py`), the same for the same seed, and a qua
 they are the public Enron mails, with a file of questions.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from environments._mail_attempt import Question, openai_tools
@@ -41,18 +42,25 @@ class EmailSearch(MailEnvironment):
     """How the model is told of tools and calls them: by its chat template and the server's parser
     (`serve.tool_call_parser`), or in the text of the messages, for models whose template has no tools."""
 
+    @property
+    def is_native(self) -> bool:
+        return self.tool_calls == "native"
+
     async def rollout(self, task: Task, policy: Policy) -> Result:
         attempt = self.attempt(task)
         messages = self.opening(attempt.question)
-        tools: dict[str, Any] = {"tools": openai_tools()} if self.tool_calls == "native" else {}
+        tools: dict[str, Any] = {"tools": openai_tools()} if self.is_native else {}
         while not attempt.ending:
             reply = await policy.chat(messages, **tools)
             messages.append({key: reply[key] for key in ("role", "content", "tool_calls") if reply.get(key)})
             messages += attempt.take(reply)
         return await self.result(attempt)
 
+    def demonstrated_tools(self) -> Sequence[dict[str, Any]]:
+        return openai_tools() if self.is_native else ()
+
     def opening(self, question: Question) -> list[Message]:
         system, *rest = super().opening(question)
-        if self.tool_calls == "text":
+        if not self.is_native:
             system = {**system, "content": f"{system['content']}\n{IN_TEXT}{listed(openai_tools())}"}
         return [system, *rest]

@@ -94,6 +94,13 @@ class EmailSearchLangGraph(MailEnvironment):
         attempt.turns = sum(message.type == "ai" for message in messages)
         return await self.result(attempt)
 
+    def demonstrated_tools(self) -> "Sequence[dict[str, Any]]":
+        _check_packages()
+        from langchain_core.utils.function_calling import convert_to_openai_tool
+
+        attempt = self.attempt(self.tasks("train")[0])  # any will do: nothing is called
+        return [convert_to_openai_tool(tool) for tool in mail_tools(attempt)]
+
 
 def mail_tools(attempt: Attempt) -> "list[BaseTool]":
     """The tools as LangChain has them."""

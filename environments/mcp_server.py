@@ -153,10 +153,9 @@ class McpServer(Environment):
 
     def demonstrations(self, random: Random) -> Iterable[list[Message]]:
         """How a good agent works in the stockroom."""
-        tools = [{"type": "function", "function": _function(tool)} for tool in TOOLS]
         while True:
             task = self._task("", random.randrange(TEST_SEEDS))
-            messages, stock = self._opening(task.data["task"], tools), Stock.of_seed(task.seed)
+            messages, stock = self._opening(task.data["task"], stock_tools()), Stock.of_seed(task.seed)
             for number in count():
                 name, arguments = next_call(messages)
                 messages.append(self._calling(number, name, arguments))
@@ -165,6 +164,9 @@ class McpServer(Environment):
                 result = stock.call(name, arguments)
                 messages.append({"role": "tool", "tool_call_id": f"call-{number}", "content": result})
             yield messages
+
+    def demonstrated_tools(self) -> Sequence[dict[str, Any]]:
+        return [*stock_tools(), COMPLETE] if self.tool_calls == "native" else ()
 
     def players(self) -> Sequence[Player]:
         return (
@@ -250,6 +252,11 @@ def _with_text(task: Task, file: Path) -> Task:
     if not isinstance(task.data.get("task"), str):
         raise UnknownEnvironment(f"{file}: the task {task.id!r} has no text in the field `task`")
     return task
+
+
+def stock_tools() -> list[dict[str, Any]]:
+    """The stockroom's tools, as OpenAI's API has them."""
+    return [{"type": "function", "function": _function(tool)} for tool in TOOLS]
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:

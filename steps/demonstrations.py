@@ -147,14 +147,17 @@ def demonstrations(inputs: DemonstrationsInputs, workspace: Workspace) -> dict[s
 
 def _of_environment(source: FromEnvironment) -> list[Chat]:
     try:
-        given = list(islice(source.environment.load().demonstrations(Random(source.seed)), source.count))
+        environment = source.environment.load()
+        given = list(islice(environment.demonstrations(Random(source.seed)), source.count))
+        tools = list(environment.demonstrated_tools()) or None
     except UnknownEnvironment as error:  # it is here that a package turns out to be missing
         raise InvalidInputs(str(error)) from None
     except NotImplementedError:
         raise InvalidInputs(f"sft.demonstrations: the environment {source.environment.name} has none") from None
     if len(given) < source.count:
         raise InvalidInputs(f"sft.demonstrations = {source.count}, but the environment gives {len(given)}")
-    return checked((f"demonstration {i}", {"messages": messages}) for i, messages in enumerate(given))
+    chats = [{"messages": messages, "tools": tools} for messages in given]
+    return checked((f"demonstration {i}", chat) for i, chat in enumerate(chats))
 
 
 def _write_chats(chats: list[Chat], out: Path) -> dict[str, Any]:

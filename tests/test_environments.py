@@ -3,9 +3,11 @@
 A new file in environments/ is held to the contract without a word here.
 """
 
+import asyncio
 import json
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -14,10 +16,11 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from environment_fixtures import play
+from environment_fixtures import gateway, play
 
 import environments
 from environments import Message, Result, Split, Task, UnknownEnvironment
+from environments.base import RequestRefused
 
 LEFT_OUT = {"reasoning_gym_tasks": "reasoning_gym"}
 """Packages that need a compiler, so that `make setup` leaves them out."""
@@ -104,6 +107,19 @@ def test_demonstrations_are_conversations(name: str) -> None:
         assert {message["role"] for message in messages} <= {"system", "user", "assistant", "tool"}
         assert messages[-1]["role"] == "assistant"
         json.dumps(messages)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_demonstrations_show_the_tools_that_rollouts_offer(name: str) -> None:
+    environment, offered = environments.load(name), list[Any]()
+
+    async def complete(request: dict[str, Any]) -> dict[str, Any]:
+        offered.append(request.get("tools", []))
+        raise RequestRefused(400, "seen")
+
+    with gateway().open(complete) as policy, suppress(Exception):  # however the agent takes it
+        asyncio.run(environment.rollout(environment.tasks("train")[0], policy))
+    assert offered[0] == list(environment.demonstrated_tools())
 
 
 @pytest.mark.parametrize("name", NAMES)
