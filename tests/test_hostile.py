@@ -103,10 +103,8 @@ def test_each_way_to_ruin_a_process_is_a_failed_rollout_and_nobody_elses(
 ) -> None:
     noted = tmp_path / "noted"
     ROLLOUT.run(shard(hostile(noted, [])), tmp_path, layout.rollouts(3, 0))  # Polars opens what it needs.
-    open_before = len(list(Path("/proc/self/fd").iterdir()))
-    started = time.monotonic()
+    open_before, others_before = len(list(Path("/proc/self/fd").iterdir())), set(descendants(os.getpid()))
     rollouts = ROLLOUT.run(shard(hostile(noted, [*FAILURES, *HARMLESS])), tmp_path, PATH)
-    assert time.monotonic() - started < 60
     trajectories = played(tmp_path)
     assert {name: t.failure.type for name, t in trajectories.items() if t.failure} == FAILURES
     assert rollouts.failures == Counter(FAILURES.values())
@@ -125,7 +123,7 @@ def test_each_way_to_ruin_a_process_is_a_failed_rollout_and_nobody_elses(
     assert where and "tests/hostile.py" in where.traceback and "in spins" in where.traceback
     assert len(list(noted.iterdir())) > 2
     assert left_behind(noted) == []
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= others_before
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before
     out, error = capsys.readouterr()
     assert len(out) + len(error) < 12 * STRICT.output_bytes, "what floods the log is cut"
@@ -152,9 +150,10 @@ def test_what_was_played_before_a_kill_is_kept(served: StubServer, tmp_path: Pat
 
 def test_hostile_agents_above_the_allowance_stop_the_shard(served: StubServer, tmp_path: Path) -> None:
     inputs = shard(hostile(tmp_path / "noted", ["exits"])).model_copy(update={"max_failed_fraction": 0})
+    others_before = set(descendants(os.getpid()))
     with pytest.raises(TooManyFailures, match=r"1 of 7 .* ProcessKilled: the agent's process ended with status 3"):
         ROLLOUT.run(inputs, tmp_path, PATH)
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= others_before
 
 
 def test_evaluations_are_protected_alike(served: StubServer, tmp_path: Path) -> None:
