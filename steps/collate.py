@@ -46,7 +46,8 @@ def collate(inputs: CollateInputs, workspace: Workspace) -> dict[str, Any]:
     shards = [root / shard.path / tables.TRAJECTORIES for shard in inputs.rollouts]
     played = tables.read(shards, tables.TRAJECTORY_COLUMNS)
     kept = with_advantages(groups.filter("kept"), inputs.settings.scale_rewards)
-    sequences = _sequences(kept, played)
+    attempts = kept.select("iteration", "task_id", "attempt", "advantage")
+    sequences = tables.with_sequences(attempts, played)
     _check(sequences)
     fates = sequences.with_columns(fate=_fate(inputs.settings.max_sequence_tokens))
     batch = fates.filter(pl.col("fate").is_null()).select(tables.BATCH_COLUMNS.keys())
@@ -70,23 +71,6 @@ def with_advantages(rewards: pl.DataFrame, scale: ScaleRewards) -> pl.DataFrame:
         "none": pl.lit(1.0),
     }[scale]
     return rewards.with_columns(advantage=(centred / spread).cast(pl.Float32))
-
-
-def _sequences(kept: pl.DataFrame, played: pl.DataFrame) -> pl.DataFrame:
-    """One row a sequence, in the order of the groups."""
-    return (
-        kept.select("iteration", "task_id", "attempt", "advantage")
-        .join(
-            played.select("task_id", "attempt", "sequences"),
-            on=["task_id", "attempt"],
-            how="left",
-            maintain_order="left",
-        )
-        .with_columns(sequence=pl.int_ranges(pl.col("sequences").list.len(), dtype=pl.Int32))
-        .explode("sequences", "sequence")
-        .filter(pl.col("sequences").is_not_null())
-        .unnest("sequences")
-    )
 
 
 def _check(sequences: pl.DataFrame) -> None:

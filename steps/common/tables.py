@@ -110,6 +110,22 @@ def _read_one(file: Path, schema: Schema) -> pl.DataFrame:
         ) from None
 
 
+def with_sequences(attempts: pl.DataFrame, played: pl.DataFrame) -> pl.DataFrame:
+    """A row a sequence of the trajectories in `played` that `attempts` names by task and attempt, in its order."""
+    return (
+        attempts.join(
+            played.select("task_id", "attempt", "sequences"),
+            on=["task_id", "attempt"],
+            how="left",
+            maintain_order="left",
+        )
+        .with_columns(sequence=pl.int_ranges(pl.col("sequences").list.len(), dtype=pl.Int32))
+        .explode("sequences", "sequence")
+        .filter(pl.col("sequences").is_not_null())
+        .unnest("sequences")
+    )
+
+
 def frame_of_groups(groups: Iterable[TrajectoryGroup], iteration: int | None, shard: int) -> pl.DataFrame:
     """Trajectories as rows, in order."""
     rows = [

@@ -112,19 +112,8 @@ def _best(groups: pl.DataFrame, min_reward: float | None) -> pl.DataFrame:
 def _with_sequences(best: pl.DataFrame, shards: Iterable[Path]) -> pl.DataFrame:
     """A row a sequence of the attempts in `best`, in their order."""
     played = tables.read([shard / tables.TRAJECTORIES for shard in shards], tables.TRAJECTORY_COLUMNS)
-    return (
-        best.join(
-            played.select("task_id", "attempt", "sequences"),
-            on=["task_id", "attempt"],
-            how="left",
-            maintain_order="left",
-        )
-        .with_columns(sequence=pl.int_ranges(pl.col("sequences").list.len(), dtype=pl.Int32))
-        .explode("sequences", "sequence")
-        .filter(pl.col("sequences").is_not_null())
-        .unnest("sequences")
-        .select(pl.col(name).cast(kind) for name, kind in SEQUENCE_COLUMNS.items())
-    )
+    sequences = tables.with_sequences(best, played)
+    return sequences.select(pl.col(name).cast(kind) for name, kind in SEQUENCE_COLUMNS.items())
 
 
 def _shards(folder: Path, iteration: int) -> Iterator[str]:
