@@ -159,10 +159,9 @@ class Batch(Artifact):
     """Dropped sequences by reason."""
 
 
-class Evaluation(Artifact):
-    """Held-out tasks played by one checkpoint."""
+class HeldOut(Artifact):
+    """How one attempt at each held-out task went."""
 
-    iteration: int
     tasks: int
     failed: int
     failures: dict[str, int]
@@ -172,6 +171,12 @@ class Evaluation(Artifact):
     """Standard error of that mean."""
     metrics: dict[str, float]
     """Means of the environment's own metrics."""
+
+
+class Evaluation(HeldOut):
+    """Held-out tasks played by one checkpoint."""
+
+    iteration: int
 
 
 class OtherModel(Record):
@@ -183,19 +188,10 @@ class OtherModel(Record):
     """Of its files, where they are known."""
 
 
-class ModelEvaluation(Artifact):
+class ModelEvaluation(HeldOut):
     """Held-out tasks played by another model, with the same seeds."""
 
     model: OtherModel
-    tasks: int
-    failed: int
-    failures: dict[str, int]
-    reward: float
-    """Mean over the tasks whose rollout did not fail."""
-    stderr: float
-    """Standard error of that mean."""
-    metrics: dict[str, float]
-    """Means of the environment's own metrics."""
     usage: Usage
     """What the attempts took, as its server counts; 0 where it doesn't."""
 
