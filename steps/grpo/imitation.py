@@ -7,7 +7,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 from trl import SFTConfig
@@ -18,7 +17,7 @@ from steps.grpo.batch import Example, check_vocabulary, deal
 from steps.grpo.examples import read_examples
 from steps.grpo.halfway import Halfway
 from steps.grpo.imitation_trainer import Batch, ImitationTrainer
-from steps.grpo.model import leave_unless_first, load_base, load_tokenizer, prepare_torch
+from steps.grpo.model import leave_unless_first, load_base, load_tokenizer, prepare_torch, trainer_arguments
 from steps.grpo.probe import imitated_sequences, logprobs, write_probe
 from steps.grpo.start import first_policy
 
@@ -72,15 +71,7 @@ def make_trainer(
         max_grad_norm=settings.max_grad_norm,
         gradient_checkpointing=settings.gradient_checkpointing,
         seed=inputs.seed,
-        bf16=inputs.dtype == "bfloat16",
-        use_cpu=not torch.cuda.is_available(),
-        ddp_find_unused_parameters=False,
-        ignore_data_skip=True,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
+        **trainer_arguments(inputs.dtype),
     )
     batches = list(_batches(examples, inputs, args.process_index, args.world_size))
     args.max_steps = len(batches)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -30,6 +31,21 @@ def prepare_torch() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+def trainer_arguments(dtype: Dtype) -> dict[str, Any]:
+    """What our trainers tell transformers alike: where to compute, and to log, save and skip nothing by itself."""
+    return {
+        "bf16": dtype == "bfloat16",
+        "use_cpu": not torch.cuda.is_available(),
+        "ddp_find_unused_parameters": False,
+        "ignore_data_skip": True,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
 
 
 def leave_unless_first() -> None:

@@ -17,7 +17,7 @@ from steps.common.step import Workspace
 from steps.grpo import probe
 from steps.grpo.adapter import REFERENCE, add_reference, load_weights, read_config, save_adapter
 from steps.grpo.batch import Row, check_vocabulary, micro_batches, minibatches, read_rows
-from steps.grpo.model import leave_unless_first, load_base, load_tokenizer, prepare_torch
+from steps.grpo.model import leave_unless_first, load_base, load_tokenizer, prepare_torch, trainer_arguments
 from steps.grpo.trainer import Drifted, RecordTrainer
 
 if TYPE_CHECKING:
@@ -109,19 +109,11 @@ def _arguments(inputs: "TrainInputs", out: Path, steps: int) -> GRPOConfig:
         gradient_checkpointing=settings.gradient_checkpointing,
         disable_dropout=True,
         max_steps=inputs.checkpoint.step + steps,
-        ignore_data_skip=True,
         # Only validated: a minibatch holds what it holds.
         per_device_train_batch_size=2,
         num_generations=2,
         seed=inputs.seed,
-        bf16=inputs.dtype == "bfloat16",
-        use_cpu=not torch.cuda.is_available(),
-        ddp_find_unused_parameters=False,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
+        **trainer_arguments(inputs.dtype),
     )
 
 
