@@ -15,7 +15,7 @@ from environments._mail_judge import Judge
 from environments._mail_players import at_random, badly, plan, well
 from environments._mail_store import MailStore
 from environments._tasks_file import read_tasks
-from environments._tool_calls import as_message, as_text
+from environments._tool_calls import calling
 from environments.base import Environment, Message, Player, Result, Split, Task, UnknownEnvironment
 
 HELD_OUT = 4
@@ -87,7 +87,7 @@ class MailEnvironment(Environment):
             attempt = self.attempt(random.choice(tasks))
             messages = self.opening(attempt.question)
             for number, call in enumerate(plan(attempt.question)):
-                said = as_message(number, *call) if self.is_native else {"role": "assistant", "content": as_text(*call)}
+                said = calling(number, *call, native=self.is_native)
                 messages += [said, *attempt.take(said)]
                 if attempt.ending:
                     break

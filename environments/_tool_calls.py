@@ -14,6 +14,7 @@ from typing import Any
 
 from environments.base import Message
 
+IN_TEXT = 'Call a tool like this: <tool_call>{"name": "…", "arguments": {…}}</tool_call>\nThe tools:\n'
 WRITTEN = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 
 
@@ -50,8 +51,20 @@ def as_message(number: int, name: str, arguments: dict[str, Any]) -> Message:
     }
 
 
+def calling(number: int, name: str, arguments: dict[str, Any], *, native: bool) -> Message:
+    """An assistant's message with one call: as the API has it, or in its text."""
+    if native:
+        return as_message(number, name, arguments)
+    return {"role": "assistant", "content": as_text(name, arguments)}
+
+
+def told(tools: Sequence[dict[str, Any]]) -> str:
+    """How to call them in text, and which there are, for a model whose chat template has no place for tools."""
+    return f"{IN_TEXT}{listed(tools)}"
+
+
 def listed(tools: Sequence[dict[str, Any]]) -> str:
-    """OpenAI tools as text for a model whose chat template has no place for them."""
+    """OpenAI tools as text, one a line."""
     return "\n".join(json.dumps(tool["function"]) for tool in tools)
 
 

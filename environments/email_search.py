@@ -29,10 +29,8 @@ from typing import Any, Literal
 
 from environments._mail_attempt import Question, openai_tools
 from environments._mail_environment import MailEnvironment
-from environments._tool_calls import listed
+from environments._tool_calls import told
 from environments.base import Message, Policy, Result, Task
-
-IN_TEXT = 'Call a tool like this: <tool_call>{"name": "…", "arguments": {…}}</tool_call>\nThe tools:\n'
 
 
 class EmailSearch(MailEnvironment):
@@ -62,5 +60,5 @@ class EmailSearch(MailEnvironment):
     def opening(self, question: Question) -> list[Message]:
         system, *rest = super().opening(question)
         if not self.is_native:
-            system = {**system, "content": f"{system['content']}\n{IN_TEXT}{listed(openai_tools())}"}
+            system = {**system, "content": f"{system['content']}\n{told(openai_tools())}"}
         return [system, *rest]

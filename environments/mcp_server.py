@@ -35,7 +35,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 
 from environments._mcp_stock import ITEMS, KINDS, STATE, TOOLS, Kind, Problem, Stock, next_call
 from environments._tasks_file import read_tasks
-from environments._tool_calls import ToolCall, as_message, as_text, listed, tool_calls
+from environments._tool_calls import ToolCall, as_text, calling, told, tool_calls
 from environments.base import Environment, Message, Player, Policy, Result, Split, Task, UnknownEnvironment
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 TEST_SEEDS = 1_000_000_000
 SPEED, ERROR, UNFINISHED = 0.1, 0.05, -1.0
 RULES = "Work on the task with the tools. When it is done, call complete_task with the answer."
-IN_TEXT = 'Call a tool like this: <tool_call>{"name": "…", "arguments": {…}}</tool_call>\nThe tools:\n'
 COMPLETE: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -158,7 +157,7 @@ class McpServer(Environment):
             messages, stock = self._opening(task.data["task"], stock_tools()), Stock.of_seed(task.seed)
             for number in count():
                 name, arguments = next_call(messages)
-                messages.append(self._calling(number, name, arguments))
+                messages.append(calling(number, name, arguments, native=self.tool_calls == "native"))
                 if name == "complete_task":
                     break
                 result = stock.call(name, arguments)
@@ -187,7 +186,7 @@ class McpServer(Environment):
         return importlib.import_module("environments._mcp_stock_server").stock_server(Stock.of_seed(task.seed))
 
     def _opening(self, request: str, tools: Sequence[dict[str, Any]]) -> list[Message]:
-        rules = RULES if self.tool_calls == "native" else f"{RULES}\n{IN_TEXT}{listed([*tools, COMPLETE])}"
+        rules = RULES if self.tool_calls == "native" else f"{RULES}\n{told([*tools, COMPLETE])}"
         return [{"role": "system", "content": rules}, {"role": "user", "content": request}]
 
     async def _play(self, attempt: Attempt, policy: Policy) -> None:
@@ -223,11 +222,6 @@ class McpServer(Environment):
         completed = attempt.answer is not None
         metrics = {"turns": attempt.turns, "tool_errors": attempt.errors, "completed": float(completed)}
         return Result(reward=result.reward, metrics=metrics | result.metrics, metadata=result.metadata)
-
-    def _calling(self, number: int, name: str, arguments: dict[str, Any]) -> Message:
-        if self.tool_calls == "native":
-            return as_message(number, name, arguments)
-        return {"role": "assistant", "content": as_text(name, arguments)}
 
 
 def worth(solved: bool, completed: bool, errors: int, turns: float) -> float:
